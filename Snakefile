@@ -1,0 +1,40 @@
+"""LOCOS: which attention heads carry meaning from the context into the answer?
+
+probes -> activations -> scores -> ablation. Read rules/common.smk for the paths, README.md for the use.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.20")
+
+
+configfile: "config.yaml"
+
+
+include: "rules/common.smk"
+
+
+wildcard_constraints:
+    model=one_of(config["models"]),
+    dataset=one_of(config["probes"]),
+    score=one_of(config["scores"]),
+    task=one_of(config["tasks"]),
+    key="[0-9a-f]{16}",
+    shard="[0-9]{3}-of-[0-9]{3}",
+
+
+localrules:
+    all,
+
+
+rule all:
+    input:
+        expand("results/{model}/summary.md", model=config["models"]),
+    default_target: True
+
+
+include: "rules/models.smk"
+include: "rules/probes.smk"
+include: "rules/activations.smk"
+include: "rules/scores.smk"
+include: "rules/ablation.smk"

@@ -1,0 +1,113 @@
+rule calibrate:
+    input:
+        probes=lambda wildcards: ancient(calibration_probes(wildcards.model)),
+        model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
+    output:
+        f"{STORE}/{{model}}/calibration/{{key}}.parquet",
+    params:
+        spec=lambda wildcards: spec_of_key(
+            calibration_spec(config, wildcards.model), wildcards.key
+        ),
+    log:
+        "results/{model}/logs/calibrate/{key}.log",
+    benchmark:
+        "results/{model}/benchmarks/calibrate/{key}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: model_threads
+    resources:
+        mem_mb=model_memory,
+        runtime=60,
+        gpu=model_gpus,
+    script:
+        "../workflow_scripts/ablation/calibrate.py"
+
+
+checkpoint select_heads:
+    input:
+        "results/{model}/heads.parquet",
+    output:
+        "results/{model}/selection.parquet",
+    params:
+        spec=lambda wildcards: canonical_json(selection_spec(config, wildcards.model)),
+        code=code_of("ablation/select_heads.py"),
+    log:
+        "results/{model}/logs/select_heads.log",
+    benchmark:
+        "results/{model}/benchmarks/select_heads.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    script:
+        "../workflow_scripts/ablation/select_heads.py"
+
+
+rule generate:
+    input:
+        selection=ancient("results/{model}/selection.parquet"),
+        probes=lambda wildcards: ancient(task_probes(wildcards.model, wildcards.task)),
+        calibration=lambda wildcards: ancient(calibration_path(wildcards.model)),
+        model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
+    output:
+        f"{STORE}/{{model}}/generations/{{task}}/{{key}}.parquet",
+    log:
+        "results/{model}/logs/generate/{task}/{key}.log",
+    benchmark:
+        "results/{model}/benchmarks/generate/{task}/{key}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: model_threads
+    resources:
+        mem_mb=model_memory,
+        runtime=240,
+        gpu=model_gpus,
+    script:
+        "../workflow_scripts/ablation/generate.py"
+
+
+rule ablation:
+    input:
+        selection="results/{model}/selection.parquet",
+        generations=lambda wildcards: ancient(generations_of(wildcards.model)),
+    output:
+        "results/{model}/ablation.parquet",
+    params:
+        spec=canonical_json({"seed": config["seed"]}),
+        code=code_of("ablation/tabulate.py"),
+    log:
+        "results/{model}/logs/ablation.log",
+    benchmark:
+        "results/{model}/benchmarks/ablation.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    script:
+        "../workflow_scripts/ablation/tabulate.py"
+
+
+rule summary:
+    input:
+        ablation="results/{model}/ablation.parquet",
+        heads="results/{model}/heads.parquet",
+    output:
+        "results/{model}/summary.md",
+    params:
+        code=code_of("ablation/show.py"),
+    log:
+        "results/{model}/logs/summary.log",
+    benchmark:
+        "results/{model}/benchmarks/summary.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    script:
+        "../workflow_scripts/ablation/show.py"

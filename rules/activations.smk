@@ -1,0 +1,24 @@
+rule capture:
+    input:
+        probes=ancient("results/{model}/probes/{dataset}.parquet"),
+        model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
+    output:
+        shard=shard_path("zarr.zip"),
+        manifest=shard_path("json"),
+    params:
+        spec=lambda wildcards: spec_of_key(
+            activations_spec(config, wildcards.model, wildcards.dataset), wildcards.key
+        ),
+    log:
+        "results/{model}/logs/capture/{dataset}/{key}/{shard}.log",
+    benchmark:
+        "results/{model}/benchmarks/capture/{dataset}/{key}/{shard}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: model_threads
+    resources:
+        mem_mb=model_memory,
+        runtime=240,
+        gpu=model_gpus,
+    script:
+        "../workflow_scripts/activations/capture.py"

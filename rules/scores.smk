@@ -1,0 +1,48 @@
+rule score:
+    input:
+        shards=lambda wildcards: ancient(
+            shards_of(wildcards.model, config["scores"][wildcards.score]["dataset"])
+        ),
+    output:
+        "results/{model}/scores/{score}.parquet",
+    params:
+        spec=lambda wildcards: canonical_json(
+            score_spec(config, wildcards.model, wildcards.score)
+        ),
+        code=code_of("scores/score.py"),
+    log:
+        "results/{model}/logs/score/{score}.log",
+    benchmark:
+        "results/{model}/benchmarks/score/{score}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    script:
+        "../workflow_scripts/scores/score.py"
+
+
+rule collect_heads:
+    input:
+        scores=expand(
+            "results/{{model}}/scores/{score}.parquet", score=config["scores"]
+        ),
+    output:
+        "results/{model}/heads.parquet",
+    params:
+        spec=canonical_json(sorted(config["scores"])),
+        code=code_of("scores/collect_heads.py"),
+    log:
+        "results/{model}/logs/collect_heads.log",
+    benchmark:
+        "results/{model}/benchmarks/collect_heads.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    script:
+        "../workflow_scripts/scores/collect_heads.py"

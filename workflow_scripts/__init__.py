@@ -1,0 +1,1 @@
+"""LOCOS as a Snakemake workflow: probes -> activations -> scores -> ablation -> report."""

@@ -1,0 +1,1 @@
+"""Heads are ablated and the answers measured."""

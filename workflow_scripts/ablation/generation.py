@@ -1,0 +1,114 @@
+"""Answers of a model under many sets of ablated heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from workflow_scripts.ablation.interventions import Head, Intervention, first_layer, intervening
+from workflow_scripts.common.decoding import (
+    Conditions,
+    Generation,
+    Group,
+    PrefixRunner,
+    decode_greedily,
+    halve_on_out_of_memory,
+    order_conditions,
+    plan_batches,
+    prefill_batch,
+)
+from workflow_scripts.common.errors import UserError
+from workflow_scripts.common.models import LanguageModel
+
+
+@torch.inference_mode()
+def generate(
+    lm: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    intervention: Intervention,
+    *,
+    max_new_tokens: int,
+    batch_tokens: int,
+    progress: Callable[[int], None],
+) -> list[list[Generation]]:
+    """Answer every prompt greedily under every set of heads.
+
+    Parameters
+    ----------
+    prompts
+        Token ids, ordered so that neighbours share prefixes.
+    intervention
+        Its `head_sets` are the conditions.
+    batch_tokens
+        Bound on conditions times prompts times tokens that run at once.
+    progress
+        Called with the number of answers done.
+
+    Returns
+    -------
+    list of lists of Generation
+        By set of heads, then by prompt: the tokens that one-by-one generation gives.
+
+    Raises
+    ------
+    UserError
+        If a prompt does not fit into memory even alone.
+    """
+    answers: dict[tuple[int, int], Generation] = {}
+    longest = max(len(prompt) for prompt in prompts)
+    for numbers in _condition_batches(intervention.head_sets, max(1, batch_tokens // longest)):
+        sets = [intervention.head_sets[number] for number in numbers]
+        conditions = Conditions([first_layer(heads) for heads in sets])
+        part = replace(intervention, head_sets=sets)
+        runner = PrefixRunner(lm, conditions)
+
+        def run(
+            batch: list[Group], runner: PrefixRunner = runner, numbers: list[int] = numbers
+        ) -> None:
+            rows = _answer_batch(runner, prompts, batch, max_new_tokens)
+            for (condition, prompt), answer in rows.items():
+                answers[numbers[condition], prompt] = answer
+            progress(len(rows))
+
+        with intervening(lm, conditions, part):
+            for batch in plan_batches(prompts, tokens=batch_tokens, copies=len(numbers)):
+                halve_on_out_of_memory(prompts, batch, run, _refuse)
+    return [
+        [answers[condition, prompt] for prompt in range(len(prompts))]
+        for condition in range(len(intervention.head_sets))
+    ]
+
+
+def _condition_batches(head_sets: Sequence[Sequence[Head]], size: int) -> list[list[int]]:
+    """Split conditions into runs that fit a batch, those that leave the trunk late together."""
+    order = sorted(range(len(head_sets)), key=lambda i: first_layer(head_sets[i]))
+    parts = [order[start : start + size] for start in range(0, len(order), size)]
+    return [
+        [part[i] for i in order_conditions([first_layer(head_sets[n]) for n in part])]
+        for part in parts
+    ]
+
+
+def _answer_batch(
+    runner: PrefixRunner,
+    prompts: Sequence[Sequence[int]],
+    batch: list[Group],
+    max_new_tokens: int,
+) -> dict[tuple[int, int], Generation]:
+    """Return the answers of a batch by (condition, prompt)."""
+    conditions = runner.conditions
+    cache, logits = prefill_batch(runner, prompts, batch)
+    labels = list(zip(conditions.rows.tolist(), conditions.prompts.tolist(), strict=True))
+    answers = decode_greedily(
+        runner.lm, cache, logits, max_new_tokens, conditions=conditions, drop_finished=True
+    )
+    return dict(zip(labels, answers, strict=True))
+
+
+def _refuse(prompt: int) -> None:
+    raise UserError(
+        f"prompt {prompt}: does not fit into memory even alone; use a larger device, a smaller "
+        "dtype or shorter contexts"
+    )

@@ -1,0 +1,1 @@
+"""Forward passes become shards of attention weights and logit contributions."""

@@ -1,0 +1,84 @@
+"""Run one shard of a dataset's probes through the model and store what every detector needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from tqdm import tqdm
+
+from workflow_scripts.activations.capture_probes import (
+    ProbeResult,
+    capture_probes,
+    probe_records,
+    refuse_mostly_skipped,
+    region_lengths,
+    shard_arrays,
+)
+from workflow_scripts.common.artifacts import read_table
+from workflow_scripts.common.models import LanguageModel, Source, load_config, load_model
+from workflow_scripts.common.script import log, run_script
+from workflow_scripts.common.shards import write_shard
+
+
+def shard_rows(probes: pl.DataFrame, shard: str) -> pl.DataFrame:
+    """Return the probes of a shard named "003-of-008": neighbours stay together."""
+    index, count = (int(part) for part in shard.split("-of-"))
+    start, stop = (probes.height * i // count for i in (index, index + 1))
+    return probes[start:stop]
+
+
+def attributes(lm: LanguageModel, results: list[ProbeResult], probes: pl.DataFrame) -> dict[str, Any]:
+    """Return what the shard says of itself beside its arrays."""
+    return {
+        "probes": probe_records(results, probes),
+        "n_layers": len(lm.layers),
+        "n_heads": lm.layers[0].n_heads,
+        "n_kv_heads": lm.layers[0].n_kv_heads,
+    }
+
+
+def main(snakemake: Any) -> None:
+    """Write the shard named by the `shard` wildcard, and its manifest."""
+    started = time.monotonic()
+    params = snakemake.params
+    spec = json.loads(params.spec)
+    table = read_table(snakemake.input.probes, kind="probes", spec=spec["probes"])
+    probes = shard_rows(table, snakemake.wildcards.shard)
+    source = Source.from_json(params.source)
+    limit = load_config(source).get_text_config(decoder=True).max_position_embeddings
+    lm = load_model(source, dtype=spec["dtype"], device=params.device)
+    log.info("capture %s: %d probes on %s", snakemake.output.shard, probes.height, lm.device)
+    with tqdm(total=probes.height, desc="capture", unit="probe", file=sys.stderr) as bar:
+        results = capture_probes(
+            lm,
+            probes,
+            directions=spec["directions"],
+            batch_tokens=params.batch_tokens,
+            max_length=limit,
+            progress=bar.update,
+        )
+    name = f"probes {snakemake.wildcards.dataset}, shard {snakemake.wildcards.shard}"
+    refuse_mostly_skipped(results, params.max_skipped, name)
+    statuses = Counter(result.status for result in results)
+    log.info("statuses: %s", dict(sorted(statuses.items())))
+    arrays = shard_arrays(results)
+    arrays["region_length"] = region_lengths(results, probes)
+    write_shard(
+        Path(snakemake.output.shard),
+        Path(snakemake.output.manifest),
+        arrays,
+        attributes(lm, results, probes),
+        spec,
+        device=str(lm.device),
+        wall_seconds=round(time.monotonic() - started, 1),
+    )
+
+
+if __name__ == "__main__":
+    run_script(main, snakemake)  # type: ignore[name-defined]  # noqa: F821

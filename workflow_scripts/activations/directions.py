@@ -1,0 +1,53 @@
+"""Directions in the residual stream that a head's output is projected on (method, section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from workflow_scripts.common.architecture import HeadLayer, final_norm, inverse_rms, norm_gain
+from workflow_scripts.common.models import LanguageModel
+
+LayerDirection = Callable[[HeadLayer, Tensor], tuple[Tensor, Tensor | float]]
+"""Maps a layer and its attention output to (u, factor).
+
+The output has shape (batch, queries, heads * head_dim); u is float32, (batch, queries, d_model), and
+the factor multiplies phi per row, (batch, queries).
+"""
+
+
+def layer_directions(names: list[str], lm: LanguageModel, raw: Tensor) -> dict[str, LayerDirection]:
+    """Return how each named direction is made for a layer.
+
+    Parameters
+    ----------
+    names
+        "raw": the unembedding row itself. "frozen_norm": the row seen through the norms between the
+        attention and the logit, frozen; its factor lacks 1 / rms(h_L), known only after the last
+        layer (`final_factors`).
+    raw
+        Unembedding rows, float32, shape (batch, queries, d_model).
+    """
+
+    def raw_direction(layer: HeadLayer, output: Tensor) -> tuple[Tensor, float]:
+        return raw, 1.0
+
+    def frozen_norm(layer: HeadLayer, output: Tensor) -> tuple[Tensor, Tensor]:
+        norm = layer.post_attention_norm()
+        gain = norm_gain(final_norm(lm.model))
+        direction = raw * _on(gain, raw) * _on(norm_gain(norm), raw)
+        return direction, inverse_rms(layer.projection(output), norm)
+
+    known: dict[str, LayerDirection] = {"raw": raw_direction, "frozen_norm": frozen_norm}
+    return {name: known[name] for name in names}
+
+
+def final_factors(lm: LanguageModel, hidden: Tensor) -> Tensor:
+    """Return 1 / rms(h_L) per row, (batch, queries), from the final norm's input."""
+    return inverse_rms(hidden, final_norm(lm.model))
+
+
+def _on(gain: Tensor | float, like: Tensor) -> Tensor:
+    return torch.as_tensor(gain, device=like.device)

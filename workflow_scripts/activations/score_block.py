@@ -1,0 +1,267 @@
+"""The one forward pass over the answer's rows in which every detector's quantities are read."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+
+from workflow_scripts.activations.directions import final_factors, layer_directions
+from workflow_scripts.common.architecture import final_norm
+from workflow_scripts.common.attention import AttentionCall, attention_weights, tapped
+from workflow_scripts.common.models import LanguageModel
+from workflow_scripts.common.shards import REGIONS
+
+WINDOW = 8
+"""Last prompt tokens whose rows are read beside the answer's (the SnapKV window)."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A probe with its generated answer.
+
+    Attributes
+    ----------
+    prompt_ids, generated_ids
+        Token ids.
+    answer_steps
+        Generated steps that spell the gold answer; their rows are kept per position.
+    regions
+        Index into `REGIONS` of each prompt position, int64, shape (prompt,).
+    needle
+        Half-open span of the needle, or None.
+    """
+
+    prompt_ids: list[int]
+    generated_ids: list[int]
+    answer_steps: list[int]
+    regions: Array
+    needle: tuple[int, int] | None
+
+
+@dataclass
+class Capture:
+    """What one probe leaves behind; L layers, H heads, S rows, R regions.
+
+    A row is a step: -7 to 0 are the queries of the last 8 prompt tokens, t >= 0 predicts generated
+    token t.
+
+    Attributes
+    ----------
+    step, token, logprob, length, u_norm
+        Per row, shape (S,): the step, the token it produced (-1 for none), its log probability, N_t
+        (key positions up to the query) and the norm of its unembedding row.
+    by_region
+        "alpha" and "phi_{direction}": float32, shape (S, L, H, R); phi is NaN where no token follows.
+    argmax, top10_in_needle, topn_needle_alpha
+        Shape (S, L, H); see the shard's contract in `common/shards.py`.
+    dense
+        "alpha" and "phi_{direction}": float32, shape (L, H, cells), rows of the answer steps in order.
+    reproduced
+        Whether this pass predicts the generated ids.
+    """
+
+    step: Array
+    token: Array
+    logprob: Array
+    length: Array
+    u_norm: Array
+    reproduced: bool
+    by_region: dict[str, list[Array] | Array] = field(default_factory=dict)
+    argmax: list[Array] | Array = field(default_factory=list)
+    top10_in_needle: list[Array] | Array = field(default_factory=list)
+    topn_needle_alpha: list[Array] | Array = field(default_factory=list)
+    dense: dict[str, list[Array] | Array] = field(default_factory=dict)
+
+
+@torch.inference_mode()
+def score_block(
+    lm: LanguageModel, cache: DynamicCache, answers: list[Answer], directions: list[str]
+) -> list[Capture]:
+    """Run the answer's rows and the last prompt rows once more, with the answer known.
+
+    Parameters
+    ----------
+    lm
+        The model.
+    cache
+        Holds, for each answer's prompt, all but its last `WINDOW` tokens; extended in place.
+    answers
+        One a row of the cache; prompts of equal length.
+    directions
+        Names understood by `layer_directions`.
+    """
+    reader = _BlockReader(lm, answers, directions)
+    with ExitStack() as stack:
+        stack.enter_context(tapped(reader.read_layer))
+        norm = final_norm(lm.model)
+        stack.callback(norm.register_forward_pre_hook(reader.read_final_hidden).remove)
+        logits = lm.model(
+            reader.ids, cache=cache, use_cache=True, logits_to_keep=reader.scored_rows
+        ).logits
+    return reader.finish(logits.float())
+
+
+class _BlockReader:
+    """Collects the captures of a batch while the layers run."""
+
+    def __init__(self, lm: LanguageModel, answers: list[Answer], directions: list[str]) -> None:
+        self.lm, self.answers = lm, answers
+        prompt = len(answers[0].prompt_ids)
+        self.window = min(WINDOW, prompt)
+        steps = max(1, *(len(a.generated_ids) for a in answers), 1)
+        self.scored_rows = steps
+        self.rows = self.window - 1 + steps
+        self.keys = prompt + steps - 1
+        self.first = prompt - self.window  # position of the first row
+        # Rows past a shorter answer come after all its own rows, so causality keeps them harmless.
+        self.ids = torch.zeros(len(answers), self.rows, dtype=torch.long)
+        self.targets = torch.full((len(answers), self.rows), -1)
+        for b, answer in enumerate(answers):
+            known = answer.prompt_ids[self.first :] + answer.generated_ids[:-1]
+            self.ids[b, : len(known)] = torch.tensor(known)
+            count = len(answer.generated_ids)
+            self.targets[b, self.window - 1 : self.window - 1 + count] = torch.tensor(
+                answer.generated_ids, dtype=torch.long
+            )
+        self.ids = self.ids.to(lm.device)
+        table = lm.unembedding()
+        self.raw = table[self.targets.clamp(min=0).to(table.device)].float()
+        self.directions = layer_directions(directions, lm, self.raw)
+        self.one_hot = self._one_hot_regions()
+        self.in_needle = self._needle_mask()
+        self.captures = [self._empty_capture(b) for b in range(len(answers))]
+        self.final_hidden = torch.empty(0)
+
+    def _own_rows(self, b: int) -> int:
+        """Return how many rows belong to an answer: its prompt rows and its generated steps."""
+        return self.window - 1 + max(1, len(self.answers[b].generated_ids))
+
+    def _one_hot_regions(self) -> Tensor:
+        """Return each key position's region, float32, (batch, keys, regions)."""
+        regions = torch.full((len(self.answers), self.keys), REGIONS.index("generated"))
+        for b, answer in enumerate(self.answers):
+            regions[b, : len(answer.prompt_ids)] = torch.from_numpy(answer.regions)
+        return torch.nn.functional.one_hot(regions, len(REGIONS)).float()
+
+    def _needle_mask(self) -> Tensor:
+        """Return which key positions lie in the needle, bool, (batch, 1, 1, keys)."""
+        mask = torch.zeros(len(self.answers), 1, 1, self.keys, dtype=torch.bool)
+        for b, answer in enumerate(self.answers):
+            if answer.needle is not None:
+                mask[b, ..., answer.needle[0] : answer.needle[1]] = True
+        return mask
+
+    def _empty_capture(self, b: int) -> Capture:
+        own = self._own_rows(b)
+        steps = np.arange(own, dtype=np.int32) - (self.window - 1)
+        targets = self.targets[b, :own].numpy().astype(np.int32)
+        norms = self.raw[b, :own].norm(dim=-1).cpu().numpy()
+        return Capture(
+            step=steps,
+            token=targets,
+            logprob=np.full(own, np.nan, np.float32),
+            length=(steps + len(self.answers[b].prompt_ids)).astype(np.int32),
+            u_norm=np.where(targets >= 0, norms, np.nan).astype(np.float32),
+            reproduced=True,
+        )
+
+    def read_layer(self, call: AttentionCall, output: Tensor) -> None:
+        """Read one layer: alpha and phi of every row, reduced and, for answer rows, whole."""
+        layer = self.lm.layers[call.layer]
+        alpha = attention_weights(call)
+        planes = {"alpha": alpha}
+        for name, direction in self.directions.items():
+            u, factor = direction(layer, output.flatten(2))
+            planes[f"phi_{name}"] = alpha * _contribution(layer.write_directions(u), call.value)
+            if isinstance(factor, Tensor):
+                planes[f"phi_{name}"] *= factor[:, None, :, None]
+        self._reduce(planes)
+        self._keep_answer_rows(planes)
+
+    def _reduce(self, planes: dict[str, Tensor]) -> None:
+        alpha = planes["alpha"]
+        one_hot = self.one_hot.to(alpha.device)[:, None]
+        sums = {name: (plane @ one_hot).cpu().numpy() for name, plane in planes.items()}
+        in_needle = self.in_needle.to(alpha.device)
+        lengths = in_needle.sum(-1)
+        most = min(max(10, int(lengths.max())), alpha.shape[-1])
+        top, where = alpha.topk(most, dim=-1)
+        hit = in_needle.expand(*alpha.shape).gather(-1, where) & (top > 0)
+        top10 = hit[..., :10].sum(-1).cpu().numpy()
+        within = torch.arange(most, device=alpha.device) < lengths[..., None]
+        topn = (top * (hit & within)).sum(-1).cpu().numpy()
+        argmax = where[..., 0].cpu().numpy()
+        for b, capture in enumerate(self.captures):
+            own = self._own_rows(b)
+            for name, values in sums.items():
+                rows = values[b, :, :own].transpose(1, 0, 2)
+                if name != "alpha":
+                    rows = np.where((capture.token >= 0)[:, None, None], rows, np.nan)
+                capture.by_region.setdefault(name, []).append(rows)  # type: ignore[union-attr]
+            for kept, values in (
+                (capture.argmax, argmax.astype(np.int32)),
+                (capture.top10_in_needle, top10.astype(np.int32)),
+                (capture.topn_needle_alpha, topn),
+            ):
+                kept.append(values[b, :, :own].T)  # type: ignore[union-attr]
+
+    def _keep_answer_rows(self, planes: dict[str, Tensor]) -> None:
+        for b, (answer, capture) in enumerate(zip(self.answers, self.captures, strict=True)):
+            rows = torch.tensor(answer.answer_steps, dtype=torch.long) + self.window - 1
+            positions = torch.arange(self.keys)
+            cells = positions[None] < (torch.from_numpy(capture.length)[rows])[:, None]
+            for name, plane in planes.items():
+                kept = plane[b][:, rows.to(plane.device)][:, cells.to(plane.device)]
+                capture.dense.setdefault(name, []).append(kept.cpu().numpy())  # type: ignore[union-attr]
+
+    def read_final_hidden(self, module: Any, args: tuple[Tensor, ...]) -> None:
+        """Keep h_L: the residual stream before the final norm."""
+        self.final_hidden = args[0]
+
+    def finish(self, logits: Tensor) -> list[Capture]:
+        """Stack the layers, apply what only the end of the pass knows, and check the tokens."""
+        factors = final_factors(self.lm, self.final_hidden).cpu().numpy()
+        logprobs = logits.log_softmax(-1).cpu()
+        predicted = logits.argmax(-1).cpu()
+        for b, (answer, capture) in enumerate(zip(self.answers, self.captures, strict=True)):
+            capture.argmax = np.stack(capture.argmax, 1)
+            capture.top10_in_needle = np.stack(capture.top10_in_needle, 1)
+            capture.topn_needle_alpha = np.stack(capture.topn_needle_alpha, 1)
+            capture.by_region = {k: np.stack(v, 1) for k, v in capture.by_region.items()}
+            capture.dense = {k: np.stack(v) for k, v in capture.dense.items()}
+            if "frozen_norm" in self.directions:
+                self._scale_frozen_norm(capture, factors[b], answer.answer_steps)
+            ids = torch.tensor(answer.generated_ids, dtype=torch.long)
+            capture.reproduced = bool((predicted[b, : len(ids)] == ids).all())
+            own = logprobs[b, : len(ids)].gather(-1, ids[:, None])[:, 0].numpy()
+            capture.logprob[self.window - 1 : self.window - 1 + len(ids)] = own
+        return self.captures
+
+    def _scale_frozen_norm(self, capture: Capture, factors: Array, steps: list[int]) -> None:
+        """Multiply the frozen-norm planes by 1 / rms(h_L) of their rows."""
+        name = "phi_frozen_norm"
+        own = len(capture.step)
+        capture.by_region[name] *= factors[:own, None, None, None]  # type: ignore[operator,index]
+        rows = np.asarray(steps, dtype=np.int64) + self.window - 1
+        capture.dense[name] *= np.repeat(factors[rows], capture.length[rows])  # type: ignore[operator,index]
+
+
+def _contribution(write: Tensor, value: Tensor) -> Tensor:
+    """Return omega = w . v, (batch, heads, queries, keys), query head h reading KV head h // group.
+
+    `write` is (batch, queries, heads, head_dim); `value` is (batch, KV heads, keys, head_dim).
+    """
+    batch, queries, heads, dim = write.shape
+    kv_heads, keys = value.shape[1], value.shape[2]
+    grouped = write.transpose(1, 2).reshape(batch, kv_heads, heads // kv_heads * queries, dim)
+    omega = grouped @ value.float().transpose(2, 3)
+    return omega.view(batch, heads, queries, keys)

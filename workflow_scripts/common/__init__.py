@@ -1,0 +1,1 @@
+"""What every stage needs: errors, artifacts with provenance, models, decoding."""

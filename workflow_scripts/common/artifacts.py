@@ -1,0 +1,132 @@
+"""Parquet artifacts: written whole or not at all, with their provenance inside.
+
+The provenance holds no time and no path, so the same input gives the same bytes; wall times stand in
+the shard manifests and in the rules' benchmark files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from workflow_scripts.common.digests import canonical_json
+from workflow_scripts.common.errors import UserError
+
+METADATA_KEY = b"locos"
+_LIBRARIES = ("torch", "transformers", "zarr", "numcodecs", "pyarrow", "polars")
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that can change a number."""
+    return {"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES}
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path` that is renamed to it if the block succeeds.
+
+    A reader never sees a half-written file: a killed writer leaves only a `.tmp-` file behind.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".tmp-{target.name}-")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes files private; collaborators read artifacts under the usual umask.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_table(
+    table: pl.DataFrame, path: str | Path, *, kind: str, spec: Any, **extra: Any
+) -> None:
+    """Write a table as Parquet with its provenance in the file's key-value metadata.
+
+    Parameters
+    ----------
+    table
+        The rows, in the order in which they shall stand in the file.
+    path
+        The artifact; replaced atomically.
+    kind
+        What the table is, such as "probes" or "scores".
+    spec
+        The canonical description of what determined it; checked again by `read_table`.
+    extra
+        Further JSON values worth recording, such as the device or counts by status.
+    """
+    provenance = {"kind": kind, "spec": spec, "versions": library_versions(), **extra}
+    arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
+    arrow = arrow.replace_schema_metadata({METADATA_KEY: canonical_json(provenance).encode()})
+    with atomic_path(path) as temporary:
+        pq.write_table(arrow, temporary, compression="zstd")
+
+
+def read_provenance(path: str | Path) -> dict[str, Any]:
+    """Return the provenance that `write_table` put into a Parquet file.
+
+    Raises
+    ------
+    UserError
+        If the file is missing, is not Parquet, or carries no provenance.
+    """
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: not a readable Parquet file ({error}); delete it and run again"
+        ) from None
+    if METADATA_KEY not in metadata:
+        raise UserError(f"{path}: carries no provenance; it was not written by this workflow")
+    return json.loads(metadata[METADATA_KEY])
+
+
+def read_table(path: str | Path, *, kind: str, spec: Any = None) -> pl.DataFrame:
+    """Read a Parquet artifact after checking that it is the one expected.
+
+    Parameters
+    ----------
+    path
+        The artifact.
+    kind
+        The kind it must have.
+    spec
+        The spec it must have been made for; None accepts any.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read or was made for something else; both specs are named.
+    """
+    provenance = read_provenance(path)
+    if provenance["kind"] != kind:
+        raise UserError(f"{path}: holds {provenance['kind']}, expected {kind}")
+    if spec is not None and canonical_json(provenance["spec"]) != canonical_json(spec):
+        raise UserError(
+            f"{path}: made for {canonical_json(provenance['spec'])}, expected "
+            f"{canonical_json(spec)}; delete it and run again"
+        )
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(
+            f"{path}: not a readable Parquet file ({error}); delete it and run again"
+        ) from None

@@ -1,0 +1,459 @@
+"""Exact shortcuts for many prompts and conditions: shared prefix, shared trunk, batched decoding.
+
+A *condition* is a way of running the model, such as one set of ablated heads. All conditions of a job
+run as rows of one batch. Below a condition's first ablated layer its rows equal those of every other
+condition, so there only one of them is computed (the trunk) and the batch grows from layer to layer.
+Prompts that begin with the same tokens share the keys and values of those tokens. Rows of a batch have
+equal length: nothing is padded, so no row can change another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from workflow_scripts.common.models import LanguageModel
+
+CHUNK_TOKENS = 1024
+"""Prompt tokens of a row that run at once: bounds masks and activations for long contexts."""
+
+
+@dataclass
+class Conditions:
+    """The rows of a batch by condition, in the order in which they leave the trunk.
+
+    Attributes
+    ----------
+    first_layers
+        First layer that each condition changes; a value past the last layer for a condition that
+        changes none. Entry 0 is the latest of all: its rows serve as the trunk. The others ascend.
+    rows
+        Condition of each row of the pass that is running, shape (rows,).
+    prompts
+        Which prompt of the batch each row belongs to, shape (rows,).
+    """
+
+    first_layers: list[int]
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    prompts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+    def __post_init__(self) -> None:
+        rest = self.first_layers[1:]
+        if rest != sorted(rest) or any(layer > self.first_layers[0] for layer in rest):
+            raise ValueError("conditions must be ordered: the latest first, then ascending")
+
+    @classmethod
+    def unchanged(cls) -> Conditions:
+        """Return the single condition that changes nothing."""
+        return cls([1 << 30])
+
+    @property
+    def count(self) -> int:
+        """How many conditions there are."""
+        return len(self.first_layers)
+
+    def active(self, layer: int) -> int:
+        """Return how many conditions have rows of their own in a layer."""
+        return 1 + sum(first <= layer for first in self.first_layers[1:])
+
+    def lay_out(self, prompts: Sequence[int], device: torch.device) -> None:
+        """Set `rows` and `prompts` for a pass over all conditions of some prompts, condition-major."""
+        self.rows = torch.arange(self.count, device=device).repeat_interleave(len(prompts))
+        self.prompts = torch.tensor(list(prompts), device=device).repeat(self.count)
+
+
+def order_conditions(first_layers: Sequence[int]) -> list[int]:
+    """Return the order that `Conditions` wants: the latest first, then ascending first layers."""
+    ascending = sorted(range(len(first_layers)), key=lambda i: first_layers[i])
+    return [ascending[-1], *ascending[:-1]]
+
+
+@contextmanager
+def _growing_batch(lm: LanguageModel, conditions: Conditions, prompts: int) -> Iterator[None]:
+    """Make every layer compute only the conditions that have left the trunk.
+
+    The model is called with all rows; the first layer drops those that are still on the trunk, and
+    each later layer takes in, as copies of the trunk's rows, those that leave it there.
+    """
+
+    def enter(index: int) -> Callable[..., Any]:
+        rows = conditions.active(index) * prompts
+
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden, *rest = args
+            if index == 0 or hidden.shape[0] >= rows:
+                hidden = hidden[:rows]
+            else:
+                missing = rows - hidden.shape[0]
+                trunk = hidden[:prompts].repeat(missing // prompts, 1, 1)
+                hidden = torch.cat([hidden, trunk])
+            return (hidden, *rest), {k: _first_rows(v, rows) for k, v in kwargs.items()}
+
+        return hook
+
+    if conditions.count == 1:
+        yield
+        return
+    with ExitStack() as stack:
+        for layer in lm.layers:
+            handle = layer.block.register_forward_pre_hook(enter(layer.index), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+def _first_rows(value: Any, rows: int) -> Any:
+    """Cut a mask to the rows of a layer; all rows of a pass have the same mask."""
+    if isinstance(value, Tensor) and value.dim() == 4 and value.shape[0] > rows:
+        return value[:rows]
+    return value
+
+
+def _forward(
+    lm: LanguageModel, ids: Tensor, cache: DynamicCache, keep: int, conditions: Conditions
+) -> Tensor:
+    """Run tokens, (prompts, tokens), under all conditions; return logits of the last `keep`.
+
+    Shape (conditions * prompts, keep, vocabulary).
+    """
+    prompts = ids.shape[0]
+    with _growing_batch(lm, conditions, prompts):
+        out = lm.model(
+            ids.repeat(conditions.count, 1), cache=cache, use_cache=True, logits_to_keep=keep
+        )
+    logits: Tensor = out.logits
+    assert logits.shape[1] == keep, "the model ignores logits_to_keep"
+    return logits
+
+
+def _run_chunks(
+    lm: LanguageModel, ids: Tensor, cache: DynamicCache, conditions: Conditions
+) -> Tensor:
+    """Run tokens in chunks; return the last position's logits, (conditions * prompts, vocabulary)."""
+    logits = torch.empty(0)
+    for chunk in ids.split(CHUNK_TOKENS, dim=1):
+        logits = _forward(lm, chunk, cache, 1, conditions)
+    return logits[:, 0]
+
+
+def copy_rows(cache: DynamicCache, index: Callable[[int], Tensor], length: int) -> DynamicCache:
+    """Return a cache with chosen rows and the first `length` positions of another.
+
+    Parameters
+    ----------
+    cache
+        The cache to read; it is left as it was.
+    index
+        Maps a layer's index to the rows to take, int64.
+    length
+        Positions to keep.
+    """
+    copied = DynamicCache()
+    for number, layer in enumerate(cache.layers):
+        rows = index(number).to(layer.keys.device)
+        copied.update(layer.keys[rows, :, :length], layer.values[rows, :, :length], number)
+    return copied
+
+
+def join_rows(caches: Sequence[DynamicCache]) -> DynamicCache:
+    """Return one cache with the rows of several of equal length, in order."""
+    if len(caches) == 1:
+        return caches[0]
+    joined = DynamicCache()
+    for number in range(len(caches[0].layers)):
+        layers = [cache.layers[number] for cache in caches]
+        joined.update(
+            torch.cat([layer.keys for layer in layers]),
+            torch.cat([layer.values for layer in layers]),
+            number,
+        )
+    return joined
+
+
+class PrefixRunner:
+    """Prefills prompts, computing the tokens they share with the prompts before them only once.
+
+    Prompts should come ordered by haystack, context length and depth: then each haystack is computed
+    about once per condition, however many needles lie in it.
+    """
+
+    def __init__(self, lm: LanguageModel, conditions: Conditions) -> None:
+        self.lm = lm
+        self.conditions = conditions
+        self._ids: list[int] = []
+        self._cache = DynamicCache()
+
+    def _extend_to(self, prefix: list[int]) -> None:
+        """Make the kept cache hold exactly `prefix`, reusing what it shares with the last one."""
+        common = common_prefix([self._ids, prefix])
+        if common == 0:
+            self._cache = DynamicCache()
+        elif common < len(self._ids):
+            self._cache.crop(common - len(self._ids))
+        rest = prefix[common:]
+        # Until the pass has ended the cache holds nothing that may be relied on.
+        self._ids = []
+        if rest:
+            self.conditions.lay_out([0], self.lm.device)
+            ids = torch.tensor([rest], device=self.lm.device)
+            _run_chunks(self.lm, ids, self._cache, self.conditions)
+        self._ids = prefix
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], shared: int
+    ) -> tuple[DynamicCache, Tensor]:
+        """Prefill prompts of equal length under all conditions.
+
+        Parameters
+        ----------
+        prompts
+            Token ids; all of one length.
+        numbers
+            Number of each prompt in the batch, seen by interventions as `Conditions.prompts`.
+        shared
+            Leading tokens that are the same in all prompts, fewer than a prompt has.
+
+        Returns
+        -------
+        cache
+            Rows condition-major: row c * len(prompts) + p.
+        logits
+            Of the last position, shape (conditions * prompts, vocabulary).
+        """
+        width, length, conditions = len(prompts), len(prompts[0]), self.conditions
+        self._extend_to(list(prompts[0][:shared]))
+        cache = DynamicCache()
+        if shared:
+            cache = copy_rows(
+                self._cache,
+                lambda n: torch.arange(conditions.active(n)).repeat_interleave(width),
+                shared,
+            )
+        conditions.lay_out(numbers, self.lm.device)
+        ids = torch.tensor([list(prompt[shared:]) for prompt in prompts], device=self.lm.device)
+        logits = _run_chunks(self.lm, ids, cache, conditions)
+        if conditions.count > 1:
+            cache = copy_rows(cache, lambda n: self._all_rows(n, width), length)
+        return cache, logits
+
+    def _all_rows(self, layer: int, width: int) -> Tensor:
+        """Return, for a layer's cache, the row that serves each (condition, prompt)."""
+        active = self.conditions.active(layer)
+        sources = [c if c < active else 0 for c in range(self.conditions.count)]
+        return (torch.tensor(sources)[:, None] * width + torch.arange(width)).flatten()
+
+
+def prefill_batch(
+    runner: PrefixRunner, prompts: Sequence[Sequence[int]], batch: Sequence[Group]
+) -> tuple[DynamicCache, Tensor]:
+    """Prefill the groups of a batch and join their rows for decoding.
+
+    Returns
+    -------
+    cache
+        Of all rows; `runner.conditions.rows` and `.prompts` name them.
+    logits
+        Of the last prompt position, shape (rows, vocabulary).
+    """
+    conditions = runner.conditions
+    caches, logits, rows, numbers = [], [], [], []
+    for group in batch:
+        members = [prompts[i] for i in group.members]
+        cache, last = runner.prefill(members, group.members, group.shared)
+        caches.append(cache)
+        logits.append(last)
+        rows.append(conditions.rows)
+        numbers.append(conditions.prompts)
+    conditions.rows, conditions.prompts = torch.cat(rows), torch.cat(numbers)
+    return join_rows(caches), torch.cat(logits)
+
+
+def halve_on_out_of_memory(
+    prompts: Sequence[Sequence[int]],
+    batch: list[Group],
+    run: Callable[[list[Group]], None],
+    give_up: Callable[[int], None],
+) -> None:
+    """Run a batch; where memory does not suffice, run its halves.
+
+    Parameters
+    ----------
+    prompts
+        The prompts that the groups index.
+    run
+        Runs a batch from scratch; must keep nothing of a batch that failed.
+    give_up
+        Called with the index of a prompt that does not fit even alone.
+    """
+    try:
+        run(batch)
+        return
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    members = [index for group in batch for index in group.members]
+    if len(members) == 1:
+        give_up(members[0])
+        return
+    middle = len(members) // 2
+    for half in (members[:middle], members[middle:]):
+        halve_on_out_of_memory(prompts, _group_neighbours(prompts, half), run, give_up)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is a lack of memory; torch's CPU allocator raises a plain one."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "allocate memory" in str(error)
+
+
+def common_prefix(rows: Sequence[Sequence[int]]) -> int:
+    """Return how many leading tokens all rows share."""
+    length = 0
+    for tokens in zip(*rows, strict=False):
+        if len(set(tokens)) > 1:
+            break
+        length += 1
+    return length
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One greedy answer.
+
+    Attributes
+    ----------
+    ids
+        Generated token ids, without the one that ended the answer.
+    stopped
+        False if the token budget ended it.
+    """
+
+    ids: list[int]
+    stopped: bool
+
+
+def decode_greedily(
+    lm: LanguageModel,
+    cache: DynamicCache,
+    logits: Tensor,
+    max_new_tokens: int,
+    *,
+    conditions: Conditions,
+    drop_finished: bool,
+) -> list[Generation]:
+    """Continue every row of a batch greedily until it ends.
+
+    Parameters
+    ----------
+    cache
+        The prompts' keys and values; changed in place.
+    logits
+        Of the last prompt position, shape (rows, vocabulary).
+    max_new_tokens
+        Token budget of each row.
+    conditions
+        `rows` and `prompts` name each row; cut in step with the batch when rows are dropped.
+    drop_finished
+        Take ended rows out of the batch and of the cache. Keep them where the cache is needed after.
+
+    Returns
+    -------
+    list of Generation
+        In the order of the rows.
+    """
+    count = logits.shape[0]
+    ids: list[list[int]] = [[] for _ in range(count)]
+    stopped = [False] * count
+    rows = list(range(count))
+    for position in range(max_new_tokens):
+        tokens = logits.argmax(-1).tolist()
+        for row, token in zip(rows, tokens, strict=True):
+            if stopped[row]:
+                continue
+            if lm.ends_answer(token):
+                stopped[row] = True
+            else:
+                ids[row].append(token)
+        going = [i for i, row in enumerate(rows) if not stopped[row]]
+        if not going or position == max_new_tokens - 1:
+            break
+        if drop_finished and len(going) < len(rows):
+            keep = torch.tensor(going, device=conditions.rows.device)
+            cache.batch_select_indices(keep)
+            conditions.rows = conditions.rows[keep]
+            conditions.prompts = conditions.prompts[keep]
+            tokens = [tokens[i] for i in going]
+            rows = [rows[i] for i in going]
+        step = torch.tensor(tokens, device=lm.device)[:, None]
+        logits = lm.model(step, cache=cache, use_cache=True, logits_to_keep=1).logits[:, 0]
+    return [Generation(answer, end) for answer, end in zip(ids, stopped, strict=True)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts that are prefilled together.
+
+    Attributes
+    ----------
+    members
+        Indices of the prompts.
+    shared
+        Leading tokens they share, with each other and, if alone, with the prompt that comes next.
+    """
+
+    members: list[int]
+    shared: int
+
+
+def plan_batches(
+    prompts: Sequence[Sequence[int]], *, tokens: int, copies: int = 1
+) -> list[list[Group]]:
+    """Split prompts into batches of equal length, each a list of groups that share a prefix.
+
+    Parameters
+    ----------
+    prompts
+        Token ids in the order in which prefixes are shared best.
+    tokens
+        Bound on rows times length of a batch; one prompt always fits.
+    copies
+        Rows a prompt takes (conditions).
+    """
+    by_length: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt), []).append(index)
+    plan = []
+    for length, members in by_length.items():
+        size = max(1, tokens // (length * copies))
+        for start in range(0, len(members), size):
+            plan.append(_group_neighbours(prompts, members[start : start + size]))
+    return plan
+
+
+def _group_neighbours(prompts: Sequence[Sequence[int]], members: list[int]) -> list[Group]:
+    """Join neighbours unless the later one shares more with the prompt after it."""
+    shared = [_worth_sharing(common_prefix([prompts[i], prompts[j]])) for i, j in pairwise(members)]
+    shared.append(0)
+    groups: list[Group] = []
+    for position, index in enumerate(members):
+        before, after = (shared[position - 1] if position else -1), shared[position]
+        last = groups[-1] if groups else None
+        if last and (before == last.shared if len(last.members) > 1 else before >= after):
+            groups[-1] = Group([*last.members, index], before)
+        else:
+            groups.append(Group([index], after))
+    return groups
+
+
+def _worth_sharing(length: int) -> int:
+    """Return 0 for prefixes so short that an extra pass costs more than it saves."""
+    return length if length >= 16 else 0

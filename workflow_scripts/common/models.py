@@ -1,0 +1,319 @@
+"""Loading a model and its tokenizer, and checking that the method's identities hold for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import logging as transformers_logging
+from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from workflow_scripts.common.architecture import (
+    HeadLayer,
+    attention_modules,
+    refuse_unknown_family,
+)
+from workflow_scripts.common.attention import (
+    INTERFACE,
+    AttentionCall,
+    attention_weights,
+    tapped,
+)
+from workflow_scripts.common.errors import UserError
+
+log = logging.getLogger("locos")
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Relative error allowed by the self-check, by the dtype of the weights."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's files are: a local folder, or a hub id with its revision."""
+
+    location: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def from_json(cls, text: str) -> Source:
+        """Read the `source` parameter of a rule."""
+        return cls(**json.loads(text))
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what every `from_pretrained` call is given."""
+        return {
+            "pretrained_model_name_or_path": self.location,
+            "revision": self.revision,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+@dataclass
+class LanguageModel:
+    """A loaded model with the geometry of its heads.
+
+    Attributes
+    ----------
+    model
+        The stock transformers module, in evaluation mode, with the project's attention function.
+    tokenizer
+        Its tokenizer.
+    layers
+        Its attention layers, in order.
+    eos_ids
+        Token ids that end a generation.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    layers: list[HeadLayer]
+    eos_ids: frozenset[int]
+    _newline: dict[int, bool] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the embedding: where token ids go."""
+        return self.model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads a layer."""
+        return self.layers[0].n_heads
+
+    def unembedding(self) -> Tensor:
+        """Return the unembedding, shape (vocabulary, d_model); the embedding where they are tied."""
+        return self.model.get_output_embeddings().weight.detach()  # type: ignore[no-any-return]
+
+    def ends_answer(self, token: int) -> bool:
+        """Return whether generation stops at a token: end of sequence, or a newline in its text."""
+        if token in self.eos_ids:
+            return True
+        if token not in self._newline:
+            self._newline[token] = "\n" in self.tokenizer.decode([token])
+        return self._newline[token]
+
+
+def load_tokenizer(
+    folder: str | Path, *, trust_remote_code: bool = False, revision: str | None = None
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a local folder or a hub id.
+
+    Raises
+    ------
+    UserError
+        If it cannot be loaded.
+    """
+    source = Source(str(folder), revision, trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(**source.arguments())  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise UserError(_cannot_load(source, "tokenizer", error)) from None
+
+
+def load_config(source: Source) -> Any:
+    """Load a model's config and refuse the families that cannot be captured, before any weights."""
+    try:
+        config = AutoConfig.from_pretrained(**source.arguments())
+    except (OSError, ValueError) as error:
+        raise UserError(_cannot_load(source, "config", error)) from None
+    refuse_unknown_family(config, source.location)
+    return config
+
+
+def choose_device(device: str) -> str:
+    """Return the device to run on: "auto" takes a GPU where there is one.
+
+    Raises
+    ------
+    UserError
+        If a GPU is asked for where torch finds none.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device {device}: torch finds no GPU here; set device: cpu or auto")
+    return device
+
+
+def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
+    """Load a model with the project's attention function and check the identities on it.
+
+    Parameters
+    ----------
+    source
+        Local folder or hub id.
+    dtype
+        "float32", "bfloat16" or "float16".
+    device
+        "auto", "cpu", "cuda", "cuda:N", or "balanced" to spread layers over all GPUs.
+
+    Raises
+    ------
+    UserError
+        If it cannot be loaded, or the method's identities do not hold for it.
+    """
+    config = load_config(source)
+    if source.trust_remote_code:
+        log.warning("model %s: runs code from its repository (trust_remote_code)", source.location)
+    transformers_logging.disable_progress_bar()
+    loader = (
+        AutoModelForImageTextToText
+        if config.get_text_config(decoder=True) is not config
+        else AutoModelForCausalLM
+    )
+    device_map = "balanced" if device == "balanced" else choose_device(device)
+    try:
+        model = loader.from_pretrained(
+            **source.arguments(),
+            dtype=getattr(torch, dtype),
+            attn_implementation=INTERFACE,
+            # A device map needs accelerate, which only users of several GPUs want.
+            **({"device_map": "balanced"} if device_map == "balanced" else {}),
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(_cannot_load(source, "model", error)) from None
+    if device_map != "balanced":
+        model = model.to(device_map)
+    return wrap_model(
+        model,
+        load_tokenizer(
+            source.location, revision=source.revision, trust_remote_code=source.trust_remote_code
+        ),
+    )
+
+
+def wrap_model(model: Any, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
+    """Put the project's attention function into a model and check the identities on 8 tokens.
+
+    Raises
+    ------
+    UserError
+        If an identity of the method fails: such a model would be scored wrongly.
+    """
+    model.eval().requires_grad_(False)
+    model.set_attn_implementation(INTERFACE)
+    layers = _check_identities(model)
+    return LanguageModel(model, tokenizer, layers, _eos_ids(model, tokenizer))
+
+
+def _eos_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Collect the end-of-sequence ids of tokenizer and generation config (one, a list or none)."""
+    ids: set[int] = set()
+    for value in (tokenizer.eos_token_id, model.generation_config.eos_token_id):
+        if value is not None:
+            ids.update(value if isinstance(value, list) else [value])
+    return frozenset(ids)
+
+
+@torch.inference_mode()
+def _check_identities(model: Any) -> list[HeadLayer]:
+    """Return the attention layers after checking, on a few tokens, what the scores rest on.
+
+    Per layer: the weights recomputed from query and key, applied to the values, give the attention
+    output; that output reaches W_O unchanged; W_O applied to it gives what the layer adds, less a
+    bias. And the logits equal those of the model's own eager attention.
+    """
+    modules = attention_modules(model)
+    name = type(model).__name__
+    tolerance = TOLERANCE[model.dtype]
+    heads = model.config.get_text_config(decoder=True).num_attention_heads
+    # A number of tokens that differs from that of the heads tells the two axes apart.
+    tokens = 8 if heads != 8 else 9
+    ids = torch.arange(1, tokens + 1, device=model.get_input_embeddings().weight.device)[None]
+
+    calls: dict[int, tuple[AttentionCall, Tensor]] = {}
+    inputs: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
+    norms: dict[int, tuple[int, ...]] = {}
+    handles = []
+    for index, (_, attention, projection) in enumerate(modules):
+        handles.append(projection.register_forward_hook(_keep(index, inputs, outputs)))
+        if hasattr(attention, "q_norm"):
+            handles.append(attention.q_norm.register_forward_hook(_keep_shape(index, norms)))
+
+    def tap(call: AttentionCall, output: Tensor) -> None:
+        calls[call.layer] = (call, output)
+
+    try:
+        with tapped(tap):
+            logits = model(ids, use_cache=False).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    model.set_attn_implementation("eager")
+    expected = model(ids, use_cache=False).logits
+    model.set_attn_implementation(INTERFACE)
+    if _differs(logits, expected, tolerance):
+        raise UserError(f"model {name}: logits differ from its own eager attention; cannot capture")
+
+    layers = []
+    for index, (block, attention, projection) in enumerate(modules):
+        if index not in calls:
+            raise UserError(
+                f"model {name}: layer {index} does not call the attention interface (linear or "
+                "custom attention); this family cannot be captured"
+            )
+        call, output = calls[index]
+        n_heads, n_kv_heads, dim = call.query.shape[1], call.key.shape[1], call.value.shape[-1]
+        layer = HeadLayer(index, block, attention, projection, n_heads, n_kv_heads, dim)
+        if index in norms:
+            layer = replace(layer, query_norm_axis=_heads_axis(norms[index], n_heads))
+        alpha = attention_weights(call)
+        values = call.value.float().repeat_interleave(n_heads // n_kv_heads, 1)
+        if _differs((alpha @ values).transpose(1, 2), output, tolerance):
+            raise UserError(f"model {name}: layer {index}: attention weights cannot be recomputed")
+        if _differs(inputs[index], output.flatten(2), tolerance):
+            raise UserError(
+                f"model {name}: layer {index}: the attention output is changed before W_O (gated "
+                "attention?); this family cannot be captured"
+            )
+        bias = getattr(projection, "bias", None)
+        written = output.flatten(2).float() @ layer.output_weight().float().T
+        if _differs(written, outputs[index] - (0 if bias is None else bias), tolerance):
+            raise UserError(f"model {name}: layer {index}: W_O is not a plain projection")
+        layers.append(layer)
+    return layers
+
+
+def _keep(index: int, inputs: dict[int, Tensor], outputs: dict[int, Tensor]) -> Any:
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs[index], outputs[index] = args[0], output
+
+    return hook
+
+
+def _keep_shape(index: int, shapes: dict[int, tuple[int, ...]]) -> Any:
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        shapes[index] = tuple(output.shape)
+
+    return hook
+
+
+def _heads_axis(shape: tuple[int, ...], n_heads: int) -> int:
+    """Return which axis of a query norm's output counts heads; 0 for joined heads."""
+    return 0 if len(shape) == 3 else shape.index(n_heads, 1)
+
+
+def _differs(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Return whether two tensors differ by more than a share of the largest expected value."""
+    difference = (found.float() - expected.float().to(found.device)).abs().max()
+    return bool(difference > tolerance * expected.float().abs().max() + 1e-6)
+
+
+def _cannot_load(source: Source, what: str, error: Exception) -> str:
+    """Return one line that says why something could not be loaded and what to do."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(source.location).is_dir():
+        return f"model {source.location}: cannot load its {what}: {reason}"
+    at = f" at revision {source.revision}" if source.revision else ""
+    return (
+        f"model {source.location}{at}: cannot load its {what} ({reason}); check the id, the network "
+        "and, for a gated model, the licence page and HF_TOKEN; or name a local folder"
+    )

@@ -1,0 +1,1 @@
+"""Models that come as something else than a transformers folder become one."""

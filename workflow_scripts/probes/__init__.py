@@ -1,0 +1,1 @@
+"""Needles and haystacks become token ids with exact needle spans."""

@@ -1,0 +1,106 @@
+"""A dataset's files and config row, read and checked before any tokenizer or model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.common.errors import UserError
+from workflow_scripts.probes.haystacks import Haystack, read_haystacks, sentence_ends
+from workflow_scripts.probes.needles import Needle, check_template, read_needles
+from workflow_scripts.probes.sample import SPLITS
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A dataset's files, read and checked against its config row."""
+
+    needles: list[Needle]
+    haystacks: list[Haystack]
+
+
+def check_sources(
+    row: Mapping[str, Any],
+    needles_path: str | Path,
+    haystack_paths: Sequence[str | Path],
+    dataset: str = "",
+) -> Sources:
+    """Read a dataset's files and check all that can be checked without a tokenizer.
+
+    Parameters
+    ----------
+    row
+        The row of `probes:` in the config: format, questions, split, context_lengths, depths, size,
+        template, needle.
+    needles_path, haystack_paths
+        The files; no haystack for format qa.
+    dataset
+        Name of the row, for messages.
+
+    Raises
+    ------
+    UserError
+        If a file or a value cannot be used, or if a context length is below the number of words of
+        a needle, its question and its template (a word is at least one token).
+    """
+    where = f"probes.{dataset}" if dataset else "probes"
+    _check_row(row, where)
+    needles = read_needles(
+        needles_path, row["format"], row.get("questions") or (), row.get("template")
+    )
+    if row["format"] == "qa":
+        return Sources(needles, [])
+    if not haystack_paths:
+        raise UserError(
+            f"{where}.haystacks: format {row['format']} needs one; name a file or folder"
+        )
+    haystacks = read_haystacks(haystack_paths)
+    for haystack in haystacks:
+        if not sentence_ends(haystack.text):
+            raise UserError(
+                f"{haystack.path}: no sentence ends in it, so a needle has no place; end its "
+                "sentences with one of . ! ? or the like of its script"
+            )
+    shortest = min(row["context_lengths"])
+    for needle in needles:
+        for question in needle.questions:
+            words = len(f"{needle.text} {question.text} {needle.template}".split()) - 2
+            if shortest < words:
+                raise UserError(
+                    f"{where}.context_lengths: {shortest} tokens cannot hold needle "
+                    f"{needle.needle_id}, its question and the template, {words} words; raise it"
+                )
+    return Sources(needles, haystacks)
+
+
+def _check_row(row: Mapping[str, Any], where: str) -> None:
+    """Raise UserError if a value of a config row is out of range; types are for the schema."""
+    if row.get("split", "all") not in SPLITS:
+        raise UserError(f"{where}.split: '{row['split']}' is none of {', '.join(SPLITS)}")
+    if row.get("size") is not None and row["size"] < 1:
+        raise UserError(
+            f"{where}.size: {row['size']} probes; ask for at least 1, or leave size out"
+        )
+    if row.get("needle", "present") not in ("present", "removed"):
+        raise UserError(f"{where}.needle: '{row['needle']}' is neither present nor removed")
+    if row.get("template") is not None:
+        check_template(row["template"], f"{where}.template", needs_haystack=row["format"] != "qa")
+    if row["format"] == "qa":
+        return
+    for name in ("context_lengths", "depths"):
+        if not row.get(name):
+            raise UserError(
+                f"{where}.{name}: names none; format {row['format']} needs at least one"
+            )
+        if len(set(row[name])) < len(row[name]):
+            raise UserError(f"{where}.{name}: names a value twice; remove one")
+    for depth in row["depths"]:
+        if not 0 <= depth <= 100:
+            raise UserError(f"{where}.depths: {depth} is no percentage; use 0 to 100")
+    for length in row["context_lengths"]:
+        if length < 1:
+            raise UserError(
+                f"{where}.context_lengths: {length} is no number of tokens; use 1 or more"
+            )

@@ -1,0 +1,1 @@
+"""Shards become head scores, without the model."""

@@ -1,0 +1,191 @@
+"""Make head scores of a dataset's activation shards."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from workflow_scripts.common.artifacts import write_table
+from workflow_scripts.common.errors import UserError
+from workflow_scripts.common.script import log, run_script
+from workflow_scripts.common.shards import open_shard
+from workflow_scripts.scores.detectors import DETECTORS
+from workflow_scripts.scores.formulas import evaluate
+from workflow_scripts.scores.intervals import bootstrap_interval
+from workflow_scripts.scores.permutation import SIGNIFICANCE, PermutationFilter
+from workflow_scripts.scores.pooling import (
+    PerProbe,
+    Values,
+    join,
+    per_step,
+    pool_heads,
+    sum_by_probe,
+)
+from workflow_scripts.scores.ranking import rank_heads
+from workflow_scripts.scores.reductions import NEED_NEEDLE, Rows
+from workflow_scripts.scores.settings import ScoreSettings, parse_score
+
+BLOCK = 1 << 21
+"""Values of a column that a formula is evaluated on at once."""
+
+
+@dataclass(frozen=True)
+class ShardScores:
+    """What the shards of a dataset give; P probes.
+
+    Attributes
+    ----------
+    probes
+        Per-probe sums.
+    probe_ids
+        Of the P probes.
+    counts
+        Probes by status, scored or not.
+    group_size
+        Query heads of a KV group.
+    """
+
+    probes: PerProbe
+    probe_ids: list[str]
+    counts: dict[str, int]
+    group_size: int
+
+
+def formula_values(rows: Rows, settings: ScoreSettings) -> Values:
+    """Evaluate a formula on every row, block by block so that memory stays bounded."""
+    assert settings.formula is not None
+    columns = {name: rows.column(name) for name in settings.columns}
+    values = np.empty((len(rows), *rows.shape))
+    size = max(1, BLOCK // values[0].size)
+    for start in range(0, len(rows), size):
+        block = {name: column[start : start + size] for name, column in columns.items()}
+        values[start : start + size] = evaluate(settings.formula, block)
+    return per_step(rows.probe, values)
+
+
+def score_shards(
+    shards: Iterable[str | Path], settings: ScoreSettings, *, spec: Any = None, seed: int = 42
+) -> ShardScores:
+    """Compute a score from shards, holding one at a time.
+
+    Parameters
+    ----------
+    shards
+        All shards of the dataset, in order.
+    settings
+        The score.
+    spec
+        What the shards must have been made for; None accepts any.
+    seed
+        Of the permutation filter.
+
+    Raises
+    ------
+    UserError
+        If a shard is not the one expected, a value is not finite, or no probe passes the gate.
+    """
+    detector = DETECTORS[settings.detector] if settings.detector else None
+    needle = detector is not None or not NEED_NEEDLE.isdisjoint(settings.columns)
+    shuffles = None
+    if settings.permutations and detector is not None and detector.share is not None:
+        shuffles = PermutationFilter(detector.share, settings.permutations, seed)
+    parts, ids, counts, group_size = [], [], Counter[str](), 1
+    for path in shards:
+        with open_shard(path, spec=spec) as shard:
+            group_size = shard.n_heads // shard.n_kv_heads
+            counts.update(probe["status"] for probe in shard.probes)
+            rows = Rows(
+                shard,
+                steps=settings.steps,
+                gate=settings.gate,
+                needle=needle,
+                off=settings.off,
+                direction=settings.direction,
+            )
+            if len(rows) == 0:
+                continue
+            found = detector.compute(rows) if detector else formula_values(rows, settings)
+            _refuse_not_finite(settings, found, shard.probes)
+            parts.append(sum_by_probe(found))
+            ids += [shard.probes[index]["probe_id"] for index in np.unique(found.probe)]
+            if shuffles is not None:
+                shuffles.add(rows)
+    if not ids:
+        raise UserError(_nothing_to_rank(settings, counts))
+    probes = join(parts)
+    if shuffles is not None:
+        probes.sums[:, shuffles.p_values() > SIGNIFICANCE] = 0
+    return ShardScores(probes, ids, dict(sorted(counts.items())), group_size)
+
+
+def head_table(model: str, settings: ScoreSettings, scores: ShardScores, seed: int) -> pl.DataFrame:
+    """Return the table of a score: a row a head, by layer and head, with interval and rank."""
+    probes = scores.probes
+    values = pool_heads(probes, settings.pool)
+    low, high = bootstrap_interval(probes, settings.pool, seed)
+    layer, head = np.indices(values.shape, dtype=np.int32)
+    return pl.DataFrame(
+        {
+            "layer": layer.ravel(),
+            "head": head.ravel(),
+            "kv_group": (head // scores.group_size).astype(np.int32).ravel(),
+            "value": values.ravel(),
+            "ci_low": low.ravel(),
+            "ci_high": high.ravel(),
+            "rank": rank_heads(values, seed).ravel(),
+        }
+    ).select(
+        pl.lit(model).alias("model"),
+        pl.lit(settings.name).alias("score"),
+        pl.col("layer", "head", "kv_group", "value", "ci_low", "ci_high"),
+        pl.lit(len(scores.probe_ids), pl.Int32).alias("n_probes"),
+        pl.lit(int(probes.steps.sum()), pl.Int32).alias("n_steps"),
+        pl.col("rank"),
+    )
+
+
+def _refuse_not_finite(
+    settings: ScoreSettings, found: Values, probes: list[dict[str, Any]]
+) -> None:
+    bad = ~np.isfinite(found.values)
+    if bad.any():
+        row, layer, head = (int(index[0]) for index in np.nonzero(bad))
+        value = found.values[row, layer, head]
+        raise UserError(
+            f"scores.{settings.name}: value {value} at layer {layer}, head {head}, probe "
+            f"{probes[found.probe[row]]['probe_id']}; guard divisions, logarithms and roots"
+        )
+
+
+def _nothing_to_rank(settings: ScoreSettings, counts: Counter[str]) -> str:
+    by_status = ", ".join(f"{status} {count}" for status, count in sorted(counts.items()))
+    return (
+        f"scores.{settings.name}: nothing to rank, no probe of dataset {settings.dataset} has "
+        f"{settings.steps} steps under gate '{settings.gate}' ({by_status or 'no probes'}); "
+        "use more or easier probes, or another gate"
+    )
+
+
+def main(snakemake: Any) -> None:
+    """Write one score's table."""
+    spec = json.loads(snakemake.params.spec)
+    settings = parse_score(spec["score"], spec["row"])
+    scores = score_shards(
+        snakemake.input.shards, settings, spec=spec["activations"]["spec"], seed=spec["seed"]
+    )
+    log.info(
+        "score %s: %d probes; statuses %s", settings.name, len(scores.probe_ids), scores.counts
+    )
+    table = head_table(spec["model"], settings, scores, spec["seed"])
+    write_table(table, snakemake.output[0], kind="scores", spec=spec, counts=scores.counts)
+
+
+if __name__ == "__main__":
+    run_script(main, snakemake)  # type: ignore[name-defined]  # noqa: F821
