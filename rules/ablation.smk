@@ -53,6 +53,10 @@ rule generate:
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
         f"{STORE}/{{model}}/generations/{{task}}/{{key}}.parquet",
+    params:
+        spec=lambda wildcards: canonical_json(
+            generations_spec(config, wildcards.model, wildcards.task)
+        ),
     log:
         "results/{model}/logs/generate/{task}/{key}.log",
     benchmark:

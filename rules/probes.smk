@@ -3,7 +3,9 @@ rule tokenize_probes:
         needles=lambda wildcards: ancient(
             config["probes"][wildcards.dataset]["needles"]
         ),
-        haystacks=lambda wildcards: ancient(haystack_files(wildcards.dataset)),
+        haystacks=lambda wildcards: ancient(
+            haystack_files(config["probes"][wildcards.dataset])
+        ),
         tokenizer=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
     output:
         "results/{model}/probes/{dataset}.parquet",

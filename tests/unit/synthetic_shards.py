@@ -107,7 +107,7 @@ def make_world(
     seed: int = 0,
     attention: Callable[[Row], Array] | None = None,
 ) -> World:
-    """Give every probe random rows; query head h reads the values of KV head h // (heads / kv_heads).
+    """Give every probe random rows; query head h reads KV head h // (heads / kv_heads).
 
     `attention` may replace a row's alpha, of shape (layers, heads, N_t).
     """

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.probes.haystacks import haystack_paths, read_haystacks, sentence_ends
+from workflow_scripts.common.layout import haystack_paths
+from workflow_scripts.probes.haystacks import read_haystacks, sentence_ends
 from workflow_scripts.probes.needles import Needle, Question, read_needles
 from workflow_scripts.probes.sample import (
     assign_answers,

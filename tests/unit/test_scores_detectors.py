@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,29 @@ SCORES: dict[str, dict[str, Any]] = {
 }
 
 
-def scored(world: World, folder: Path, row: dict[str, Any]) -> NDArray[np.float64]:
+def score_file(path: Path, row: dict[str, Any], *others: Path) -> NDArray[np.float64]:
     """Return the pooled head values of a score, (L, H)."""
-    settings = parse_score("test", {"dataset": "nolima", "pool": "steps"} | row)
-    return pool_heads(
-        score_shards([write_world(world, folder / "0.zarr.zip")], settings).probes, settings.pool
-    )
+    settings = parse_score("test", {"dataset": "nolima"} | row)
+    return pool_heads(score_shards([path, *others], settings).probes, settings.pool)
 
 
-# --- the definitions of method.md section 3, one head and one step at a time -----------------------
+def scored(world: World, folder: Path, row: dict[str, Any]) -> NDArray[np.float64]:
+    return score_file(write_world(world, folder / "0.zarr.zip"), row)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that makes a world and its shard, once for each maker and arguments."""
+
+    @cache
+    def write(make: Callable[..., World], *arguments: Any) -> tuple[World, Path]:
+        world = make(*arguments)
+        return world, write_world(world, tmp_path_factory.mktemp("shard") / "0.zarr.zip")
+
+    return write
+
+
+# --- the definitions, one head, step and position at a time
 
 
 def needle_and_off(
@@ -223,7 +238,6 @@ def usual_probes() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture
 def usual_world() -> World:
     world = make_world(usual_probes(), attention=copying)
     world.token_text = texts()
@@ -231,19 +245,23 @@ def usual_world() -> World:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_equals_its_definition(usual_world: World, tmp_path: Path, name: str) -> None:
-    reference = expected(usual_world, name)
+def test_a_score_equals_its_definition(written: Any, name: str) -> None:
+    world, path = written(usual_world)
+    reference = expected(world, name)
     assert np.abs(reference).max() > 0
-    found = scored(usual_world, tmp_path, SCORES[name])
-    np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(score_file(path, SCORES[name]), reference, rtol=1e-4, atol=1e-6)
+
+
+def grouped_world(group: int) -> World:
+    return make_world([probe_record(0)], heads=8, kv_heads=8 // group, layers=1)
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", ["locos", "argmax_ov", "alpha_spatial"])
-def test_query_heads_read_their_own_group(tmp_path: Path, name: str, group: int) -> None:
-    world = make_world([probe_record(0)], heads=8, kv_heads=8 // group, layers=1)
-    found = scored(world, tmp_path, SCORES[name])
-    np.testing.assert_allclose(found, expected(world, name), rtol=1e-4, atol=1e-6)
+def test_query_heads_read_their_own_group(written: Any, name: str, group: int) -> None:
+    world, path = written(grouped_world, group)
+    reference = expected(world, name)
+    np.testing.assert_allclose(score_file(path, SCORES[name]), reference, rtol=1e-4, atol=1e-6)
 
 
 SPANS = {
@@ -259,16 +277,21 @@ SPANS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("edge", SPANS)
-@pytest.mark.parametrize("name", SCORES)
-def test_a_score_equals_its_definition_at_the_edge(tmp_path: Path, name: str, edge: str) -> None:
+def edge_world(edge: str) -> World:
     world = make_world([probe_record(0, **SPANS[edge])])
     world.token_text = texts()
-    found = scored(world, tmp_path, SCORES[name])
-    np.testing.assert_allclose(found, expected(world, name), rtol=1e-4, atol=1e-6)
+    return world
 
 
-# --- by hand ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("edge", SPANS)
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_equals_its_definition_at_the_edge(written: Any, name: str, edge: str) -> None:
+    world, path = written(edge_world, edge)
+    reference = expected(world, name)
+    np.testing.assert_allclose(score_file(path, SCORES[name]), reference, rtol=1e-4, atol=1e-6)
+
+
+# --- by hand
 
 
 def one_head(attention: Callable[[Row], Array], **changes: Any) -> World:
@@ -367,22 +390,32 @@ def test_argmax_ov_takes_phi_where_attention_is_largest_not_where_phi_is(tmp_pat
     assert scored(world, tmp_path, SCORES["argmax_ov"])[0, 0] == pytest.approx(0.25 - 3.4 / 17)
 
 
-def test_probes_without_a_needle_leave_needle_scores_and_keep_the_others(tmp_path: Path) -> None:
+def bare_world() -> World:
+    """Return the edge world's probe and, after it, one without a needle."""
     bare = probe_record(1, needle_start=None, needle_end=None)
-    both = make_world([probe_record(0), bare])
-    alone = make_world([probe_record(0)])
-    for row, same in zip(both.rows, alone.rows, strict=False):
-        row.alpha, row.phi, row.u_norm = same.alpha, same.phi, same.u_norm
-    for name in set(SCORES) - {"wu_text", "dla"}:
-        np.testing.assert_allclose(
-            scored(both, tmp_path, SCORES[name]), scored(alone, tmp_path, SCORES[name])
-        )
+    world = make_world([probe_record(0), bare])
+    world.token_text = texts()
+    return world
+
+
+def lone_world() -> World:
+    world = bare_world()
+    world.probes, world.rows = world.probes[:1], [r for r in world.rows if r.probe == 0]
+    return world
+
+
+@pytest.mark.parametrize("name", sorted(set(SCORES) - {"dla"}))
+def test_probes_without_a_needle_leave_a_needle_score_as_it_is(written: Any, name: str) -> None:
+    both, alone = (score_file(written(make)[1], SCORES[name]) for make in (bare_world, lone_world))
+    np.testing.assert_array_equal(both, alone)
+
+
+def test_probes_without_a_needle_count_where_no_needle_is_named(written: Any) -> None:
     settings = parse_score("test", {"dataset": "d", "formula": "total_alpha"})
-    scores = score_shards([write_world(both, tmp_path / "0.zarr.zip")], settings)
-    assert scores.probe_ids == ["probe-0", "probe-1"]
+    assert score_shards([written(bare_world)[1]], settings).probe_ids == ["probe-0", "probe-1"]
 
 
-# --- what holds for every detector and formula -----------------------------------------------------
+# --- what holds for every detector and formula
 
 
 @pytest.fixture(params=[*SCORES, *sorted(set(DETECTORS) - set(SCORES))])
@@ -391,70 +424,80 @@ def score_row(request: pytest.FixtureRequest) -> dict[str, Any]:
     return SCORES.get(request.param, {"detector": request.param})
 
 
-def test_a_score_has_a_finite_value_a_head(
-    usual_world: World, tmp_path: Path, score_row: dict[str, Any]
-) -> None:
-    values = scored(usual_world, tmp_path, score_row)
+def test_a_score_has_a_finite_value_a_head(written: Any, score_row: dict[str, Any]) -> None:
+    values = score_file(written(usual_world)[1], score_row)
     assert values.shape == (2, 4)
     assert values.dtype == np.float64
     assert np.isfinite(values).all()
 
 
-def test_permuting_the_heads_permutes_the_score(
-    usual_world: World, tmp_path: Path, score_row: dict[str, Any]
-) -> None:
-    before = scored(usual_world, tmp_path, score_row)
-    order = [2, 0, 3, 1]
-    for row in usual_world.rows:
-        row.alpha, row.phi = row.alpha[:, order], row.phi[:, order]
-    np.testing.assert_allclose(scored(usual_world, tmp_path, score_row), before[:, order])
+ORDER = [2, 0, 3, 1]
 
 
-def test_zero_attention_scores_zero(
-    usual_world: World, tmp_path: Path, score_row: dict[str, Any]
-) -> None:
-    for row in usual_world.rows:
+def permuted_world() -> World:
+    world = usual_world()
+    for row in world.rows:
+        row.alpha, row.phi = row.alpha[:, ORDER], row.phi[:, ORDER]
+    return world
+
+
+def test_permuting_the_heads_permutes_the_score(written: Any, score_row: dict[str, Any]) -> None:
+    before, after = (score_file(written(w)[1], score_row) for w in (usual_world, permuted_world))
+    np.testing.assert_allclose(after, before[:, ORDER])
+
+
+def silent_world() -> World:
+    world = usual_world()
+    for row in world.rows:
         row.alpha[:, 1] = row.phi[:, 1] = 0
-    assert (scored(usual_world, tmp_path, score_row)[:, 1] == 0).all()
+    return world
 
 
-def test_moving_the_needle_with_its_attention_leaves_the_score(
-    usual_world: World, tmp_path: Path, score_row: dict[str, Any]
-) -> None:
-    before = scored(usual_world, tmp_path, score_row)
-    shift = 2
-    for row in usual_world.rows:
-        # Positions 6..11 rotate by two: needle 6..9 becomes 8..11, filler 10, 11 becomes 6, 7.
-        block = np.roll(np.arange(6, 12), shift)
+def test_zero_attention_scores_zero(written: Any, score_row: dict[str, Any]) -> None:
+    assert (score_file(written(silent_world)[1], score_row)[:, 1] == 0).all()
+
+
+def shifted_world() -> World:
+    """Swap the needle, positions 6 to 9, with the filler at 10 and 11, with all they have."""
+    world = usual_world()
+    for row in world.rows:
         moved = np.arange(row.length)
-        moved[6:12] = block
+        moved[6:12] = [10, 11, 6, 7, 8, 9]
         row.alpha, row.phi = row.alpha[..., moved], row.phi[..., moved]
-    for probe in usual_world.probes:
+    for probe in world.probes:
         ids = probe["input_ids"]
         probe["input_ids"] = ids[:6] + ids[10:12] + ids[6:10] + ids[12:]
         for name in ("needle_start", "needle_end", "real_needle_start", "real_needle_end"):
-            probe[name] += shift
-    after = scored(usual_world, tmp_path, score_row)
+            probe[name] += 2
+    return world
+
+
+def test_moving_the_needle_with_its_attention_leaves_the_score(
+    written: Any, score_row: dict[str, Any]
+) -> None:
+    before, after = (score_file(written(w)[1], score_row) for w in (usual_world, shifted_world))
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-7)
 
 
+def part_world(*chosen: int) -> World:
+    world = usual_world()
+    part = World(2, 4, 2, [world.probes[i] for i in chosen], token_text=texts())
+    part.rows = [row for row in world.rows if row.probe in chosen]
+    for row in part.rows:
+        row.probe = chosen.index(row.probe)
+    return part
+
+
 def test_splitting_the_probes_into_shards_leaves_the_score(
-    usual_world: World, tmp_path: Path, score_row: dict[str, Any]
+    written: Any, score_row: dict[str, Any]
 ) -> None:
-    whole = scored(usual_world, tmp_path, score_row)
-    paths = []
-    for number, chosen in enumerate(([0, 1], [2, 3, 4], [5, 6])):
-        part = World(2, 4, 2, [usual_world.probes[i] for i in chosen], token_text=texts())
-        part.rows = [row for row in usual_world.rows if row.probe in chosen]
-        for row in part.rows:
-            row.probe = chosen.index(row.probe)
-        paths.append(write_world(part, tmp_path / f"{number}.zarr.zip"))
-    settings = parse_score("test", {"dataset": "nolima"} | score_row)
-    split = pool_heads(score_shards(paths, settings).probes, settings.pool)
+    paths = [written(part_world, *chosen)[1] for chosen in ((0, 1), (2, 3, 4), (5, 6))]
+    whole = score_file(written(usual_world)[1], score_row)
+    split = score_file(paths[0], score_row, *paths[1:])
     np.testing.assert_allclose(split, whole, rtol=1e-12, atol=1e-15)
 
 
-# --- the permutation filter ------------------------------------------------------------------------
+# --- the permutation filter
 
 
 def test_the_permutation_p_value_equals_the_share_of_all_relabellings(tmp_path: Path) -> None:
@@ -471,7 +514,7 @@ def test_the_permutation_p_value_equals_the_share_of_all_relabellings(tmp_path: 
 
 def test_the_filter_keeps_a_head_that_follows_the_answer_and_drops_noise(tmp_path: Path) -> None:
     def attention(row: Row) -> Array:
-        random = np.random.default_rng(1000 * row.probe + row.step)
+        random = np.random.default_rng(100 + 1000 * row.probe + row.step)
         alpha = np.zeros((1, 4, row.length))
         alpha[0, :, 6] = 0.1 * random.random(4)
         alpha[0, 2, 6] += 0.5 * row.is_answer

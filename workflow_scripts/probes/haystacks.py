@@ -15,7 +15,6 @@ from workflow_scripts.common.errors import UserError
 
 log = logging.getLogger("locos")
 
-SUFFIXES = (".txt", ".json", ".jsonl")
 
 CLOSED_ENDERS = "。！？．｡؟۔।॥။។።፧"
 """Enders that end a sentence wherever they stand: their scripts write on without a space."""
@@ -61,25 +60,6 @@ class SentenceEnd:
 
     start: int
     stop: int
-
-
-def haystack_paths(source: str | Path) -> list[Path]:
-    """Return the haystack files of a folder, searched to any depth and sorted, or of a single file.
-
-    Raises
-    ------
-    UserError
-        If there is no such file or folder, or the folder holds no haystack.
-    """
-    source = Path(source)
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
-        raise UserError(f"{source}: no such file or folder; correct haystacks in the config")
-    paths = sorted(path for path in source.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    if not paths:
-        raise UserError(f"{source}: holds no {', '.join(SUFFIXES)} file; put a haystack text there")
-    return paths
 
 
 def read_haystacks(paths: Sequence[str | Path]) -> list[Haystack]:

@@ -1,13 +1,12 @@
 """Make the probes of a dataset for a model's tokenizer."""
 
-from __future__ import annotations
 
 import json
 import logging
 from typing import Any
 
 from workflow_scripts.common.artifacts import write_table
-from workflow_scripts.common.models import load_tokenizer
+from workflow_scripts.common.models import load_tokenizer, source_of_rule
 from workflow_scripts.common.script import run_script
 from workflow_scripts.probes.build import build_probes
 
@@ -18,9 +17,9 @@ def main(snakemake: Any) -> None:
     """Read needles and haystacks, compose the probes and write them as one Parquet file."""
     spec = json.loads(snakemake.params.spec)
     probes = build_probes(
-        load_tokenizer(snakemake.params.tokenizer),
+        load_tokenizer(source_of_rule(snakemake)),
         spec["dataset"],
-        spec["probes"],
+        snakemake.config["probes"][spec["dataset"]],
         snakemake.input.needles,
         snakemake.input.haystacks,
         model=snakemake.wildcards.model,

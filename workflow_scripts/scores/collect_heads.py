@@ -1,6 +1,5 @@
 """Collect the score tables of a model into one."""
 
-from __future__ import annotations
 
 import json
 from collections.abc import Sequence

@@ -95,18 +95,24 @@ def evaluate(formula: str, columns: Mapping[str, Array]) -> NDArray[np.float64]:
 
 def _words(key: str, formula: str) -> list[tuple[str, bool]]:
     """Return each word of a formula and whether a parenthesis follows it, as in a call."""
-    position, found = 0, []
+    position, found, after_operand = 0, [], False
     comment = next((mark for mark in _COMMENTS if mark in formula), None)
     while position < len(formula) and comment is None:
         match = _TOKEN.match(formula, position)
         if match is None:
             break
+        text = match[0].lower()
+        operand = match["number"] or (match["word"] and text not in _KEYWORDS)
+        if operand and after_operand:  # SQL would take the second for a name of the first
+            break
         position = match.end()
         if match["word"]:
             found.append((match["word"], formula[position:].lstrip().startswith("(")))
+        if not text.isspace():
+            after_operand = bool(operand) or text in (")", "end", "null")
     if comment is not None or position < len(formula):
-        rest = comment or formula[position]
-        raise UserError(f"{key}: '{rest}' is not allowed in a formula: '{formula}'")
+        rest = comment or formula[position:]
+        raise UserError(f"{key}: '{rest}' is not allowed there in the formula '{formula}'")
     return found
 
 

@@ -1,6 +1,5 @@
 """Make head scores of a dataset's activation shards."""
 
-from __future__ import annotations
 
 import json
 from collections import Counter

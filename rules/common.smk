@@ -1,0 +1,147 @@
+"""Validated config, paths, keys and resources, shared by all rules."""
+
+import shutil
+from pathlib import Path
+
+from workflow_scripts.common.code_digest import code_digest
+from workflow_scripts.common.config import validate
+from workflow_scripts.common.digests import canonical_json, key_of
+from workflow_scripts.common.errors import UserError
+from workflow_scripts.probes.sources import check_sources
+from workflow_scripts.scores.settings import parse_score
+from workflow_scripts.common.layout import (
+    CONVERTED_FILES,
+    TOKENIZER_FILES,
+    activations_spec,
+    calibration_spec,
+    converted_folder,
+    generations_spec,
+    haystack_files,
+    probes_spec,
+    score_spec,
+    selection_spec,
+    shard_names,
+    wheel_key,
+)
+
+ROOT = Path(workflow.basedir)
+
+# Scripts run in their own Python process; this is how they find the project's modules.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    part for part in (ROOT.as_posix(), os.environ.get("PYTHONPATH")) if part
+)
+
+
+
+def check_row_sources(dataset, row):
+    """Check the user's needles and haystacks of a row of `probes:`."""
+    check_sources(row, row["needles"], haystack_files(row), dataset)
+
+
+try:
+    validated = validate(
+        config, ROOT, check_score=parse_score, check_sources=check_row_sources
+    )
+except UserError as error:
+    sys.exit(f"error: {error}")
+
+# In place: scripts see the same config, completed by the defaults.
+config.clear()
+config.update(validated)
+
+STORE = config["store"]
+
+
+def one_of(names):
+    """Return a regular expression that matches just these names."""
+    return "|".join(re.escape(name) for name in names) or "(?!)"
+
+
+def code_of(script):
+    """Return the digest of a script and of the project modules it imports."""
+    return code_digest(ROOT / "workflow_scripts" / script, ROOT)
+
+
+def converted(model, files):
+    """Return the converted files that a model is loaded from; none if it needs no conversion."""
+    if wheel_key(config, model) is None:
+        return []
+    return [f"{converted_folder(config, model)}/{name}" for name in files]
+
+
+def probes_path(model, dataset):
+    """Return the probes table of a dataset."""
+    return f"results/{model}/probes/{dataset}.parquet"
+
+
+def shard_path(suffix):
+    """Return the pattern of a shard's file."""
+    return f"{STORE}/{{model}}/activations/{{dataset}}/{{key}}/{{shard}}.{suffix}"
+
+
+def shards_of(model, dataset):
+    """Return the shards of a dataset."""
+    return expand(
+        shard_path("zarr.zip"),
+        model=model,
+        dataset=dataset,
+        key=key_of(activations_spec(config, model, dataset)),
+        shard=shard_names(config, dataset),
+    )
+
+
+def spec_of_key(spec, key):
+    """Return a spec as canonical JSON if it has the key of the path that is asked for."""
+    if key_of(spec) != key:
+        raise WorkflowError(
+            f"key {key} belongs to another config; the present one makes {key_of(spec)}"
+        )
+    return canonical_json(spec)
+
+
+def calibration_probes(model):
+    """Return the probes table that the calibration means are taken from."""
+    return probes_path(model, config["ablation"]["calibration"]["dataset"])
+
+
+def calibration_path(model):
+    """Return the calibration means; none where the ablation needs none."""
+    if not config["ablation"]["mode"].startswith("mean_"):
+        return []
+    key = key_of(calibration_spec(config, model))
+    return [f"{STORE}/{model}/calibration/{key}.parquet"]
+
+
+def task_probes(model, task):
+    """Return the probes table of a task."""
+    return probes_path(model, config["tasks"][task]["dataset"])
+
+
+def generations_of(model):
+    """Return the generations of the heads that were selected; known once the selection is made."""
+    from workflow_scripts.ablation.selection import read_selection
+
+    table = read_selection(checkpoints.select_heads.get(model=model).output[0])
+    pairs = table.select("task", "key").unique(maintain_order=True)
+    return [f"{STORE}/{model}/generations/{task}/{key}.parquet" for task, key in pairs.iter_rows()]
+
+
+def uses_gpu(model):
+    """Return whether a model's jobs run on a GPU; torch is not imported to find out."""
+    device = config["models"][model]["device"]
+    return device != "cpu" and (device != "auto" or shutil.which("nvidia-smi") is not None)
+
+
+def model_gpus(wildcards):
+    """Return the GPUs that a job of a model takes."""
+    return 1 if uses_gpu(wildcards.model) else 0
+
+
+def model_threads(wildcards):
+    """Return the CPU threads that a job of a model takes."""
+    return config["models"][wildcards.model]["threads"]
+
+
+def model_memory(wildcards, attempt):
+    """Return the memory of a model's job in megabytes, more at each attempt."""
+    return config["models"][wildcards.model]["mem_mb"] * attempt

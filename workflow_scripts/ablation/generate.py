@@ -1,0 +1,111 @@
+"""Answer a task's probes under every condition of one file, and measure the answers."""
+
+
+import json
+import sys
+from typing import Any
+
+import polars as pl
+from tqdm import tqdm
+
+from workflow_scripts.ablation.calibration import read_means
+from workflow_scripts.ablation.generation import generate
+from workflow_scripts.ablation.interventions import OUTPUT_MODES, Intervention
+from workflow_scripts.ablation.metrics import METRICS, measure
+from workflow_scripts.ablation.selection import conditions_of, parse_head, read_selection
+from workflow_scripts.common.artifacts import read_table, write_table
+from workflow_scripts.common.decoding import Generation
+from workflow_scripts.common.models import LanguageModel, model_of_rule
+from workflow_scripts.common.script import log, run_script
+
+SCHEMA = {
+    "heads": pl.List(pl.String),
+    "mode": pl.String,
+    "site": pl.String,
+    "probe_id": pl.String,
+    "generated_ids": pl.List(pl.Int32),
+    "stopped": pl.Boolean,
+    "text": pl.String,
+} | dict.fromkeys(METRICS, pl.Float64)
+
+
+def intervention_for(
+    snakemake: Any, head_sets: list[list[str]], mode: str, site: str, probes: pl.DataFrame
+) -> Intervention:
+    """Return the intervention of a job, with the calibration means where the mode needs them."""
+    means = {}
+    if mode.startswith("mean_"):
+        table = read_table(snakemake.input.calibration[0], kind="calibration")
+        means = read_means(table, "output" if mode in OUTPUT_MODES else site)
+    spans = zip(probes["needle_start"], probes["needle_end"], strict=True)
+    return Intervention(
+        mode=mode,
+        site=site,
+        head_sets=[[parse_head(name) for name in heads] for heads in head_sets],
+        means=means,
+        needles=[None if start is None else (start, stop) for start, stop in spans],
+    )
+
+
+def generations_table(
+    lm: LanguageModel,
+    probes: pl.DataFrame,
+    intervention: Intervention,
+    head_sets: list[list[str]],
+    answers: list[list[Generation]],
+) -> pl.DataFrame:
+    """Return the table of generations: a row per set of heads and probe, in order."""
+    rows = []
+    for heads, generations in zip(head_sets, answers, strict=True):
+        for probe, generation in zip(probes.iter_rows(named=True), generations, strict=True):
+            text = lm.tokenizer.decode(generation.ids, skip_special_tokens=True)
+            row = {
+                "heads": heads,
+                "mode": intervention.mode,
+                "site": intervention.site,
+                "probe_id": probe["probe_id"],
+                "generated_ids": generation.ids,
+                "stopped": generation.stopped,
+                "text": text,
+            }
+            rows.append(
+                row
+                | measure(
+                    text,
+                    len(generation.ids),
+                    probe["answer"],
+                    probe["aliases"],
+                    probe["other_answers"],
+                )
+            )
+    return pl.DataFrame(rows, schema=SCHEMA)
+
+
+def main(snakemake: Any) -> None:
+    """Write one file of generations."""
+    task, key = snakemake.wildcards.task, snakemake.wildcards.key
+    selection = read_selection(snakemake.input.selection)
+    head_sets = list(conditions_of(selection, task, key))
+    mode, site = selection.filter(pl.col("key") == key).select("mode", "site").row(0)
+    spec = json.loads(snakemake.params.spec)
+    probes = read_table(snakemake.input.probes, kind="probes", spec=spec["probes"])
+    intervention = intervention_for(snakemake, head_sets, mode, site, probes)
+    lm = model_of_rule(snakemake)
+    log.info("%s: %d conditions x %d probes", task, len(head_sets), probes.height)
+    with tqdm(
+        total=len(head_sets) * probes.height, desc=task, unit="answer", file=sys.stderr
+    ) as bar:
+        answers = generate(
+            lm,
+            probes["input_ids"].to_list(),
+            intervention,
+            max_new_tokens=probes["max_new_tokens"].max(),
+            batch_tokens=snakemake.config["models"][snakemake.wildcards.model]["batch_tokens"],
+            progress=bar.update,
+        )
+    table = generations_table(lm, probes, intervention, head_sets, answers)
+    write_table(table, snakemake.output[0], kind="generations", spec={**spec, "key": key})
+
+
+if __name__ == "__main__":
+    run_script(main, snakemake)  # type: ignore[name-defined]  # noqa: F821

