@@ -28,9 +28,9 @@ localrules:
 
 
 rule all:
+    default_target: True
     input:
         expand("results/{model}/summary.md", model=config["models"]),
-    default_target: True
 
 
 include: "rules/models.smk"

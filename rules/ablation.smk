@@ -4,10 +4,6 @@ rule calibrate:
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
         f"{STORE}/{{model}}/calibration/{{key}}.parquet",
-    params:
-        spec=lambda wildcards: spec_of_key(
-            calibration_spec(config, wildcards.model), wildcards.key
-        ),
     log:
         "results/{model}/logs/calibrate/{key}.log",
     benchmark:
@@ -19,6 +15,10 @@ rule calibrate:
         mem_mb=model_memory,
         runtime=60,
         gpu=model_gpus,
+    params:
+        spec=lambda wildcards: spec_of_key(
+            calibration_spec(config, wildcards.model), wildcards.key
+        ),
     script:
         "../workflow_scripts/ablation/calibrate.py"
 
@@ -28,9 +28,6 @@ checkpoint select_heads:
         "results/{model}/heads.parquet",
     output:
         "results/{model}/selection.parquet",
-    params:
-        spec=lambda wildcards: canonical_json(selection_spec(config, wildcards.model)),
-        code=code_of("ablation/select_heads.py"),
     log:
         "results/{model}/logs/select_heads.log",
     benchmark:
@@ -41,6 +38,9 @@ checkpoint select_heads:
     resources:
         mem_mb=2000,
         runtime=10,
+    params:
+        spec=lambda wildcards: canonical_json(selection_spec(config, wildcards.model)),
+        code=code_of("ablation/select_heads.py"),
     script:
         "../workflow_scripts/ablation/select_heads.py"
 
@@ -53,10 +53,6 @@ rule generate:
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
         f"{STORE}/{{model}}/generations/{{task}}/{{key}}.parquet",
-    params:
-        spec=lambda wildcards: canonical_json(
-            generations_spec(config, wildcards.model, wildcards.task)
-        ),
     log:
         "results/{model}/logs/generate/{task}/{key}.log",
     benchmark:
@@ -68,6 +64,10 @@ rule generate:
         mem_mb=model_memory,
         runtime=240,
         gpu=model_gpus,
+    params:
+        spec=lambda wildcards: canonical_json(
+            generations_spec(config, wildcards.model, wildcards.task)
+        ),
     script:
         "../workflow_scripts/ablation/generate.py"
 
@@ -78,9 +78,6 @@ rule ablation:
         generations=lambda wildcards: ancient(generations_of(wildcards.model)),
     output:
         "results/{model}/ablation.parquet",
-    params:
-        spec=canonical_json({"seed": config["seed"]}),
-        code=code_of("ablation/tabulate.py"),
     log:
         "results/{model}/logs/ablation.log",
     benchmark:
@@ -91,6 +88,9 @@ rule ablation:
     resources:
         mem_mb=2000,
         runtime=10,
+    params:
+        spec=canonical_json({"seed": config["seed"]}),
+        code=code_of("ablation/tabulate.py"),
     script:
         "../workflow_scripts/ablation/tabulate.py"
 
@@ -101,8 +101,6 @@ rule summary:
         heads="results/{model}/heads.parquet",
     output:
         "results/{model}/summary.md",
-    params:
-        code=code_of("ablation/show.py"),
     log:
         "results/{model}/logs/summary.log",
     benchmark:
@@ -113,5 +111,7 @@ rule summary:
     resources:
         mem_mb=1000,
         runtime=10,
+    params:
+        code=code_of("ablation/show.py"),
     script:
         "../workflow_scripts/ablation/show.py"

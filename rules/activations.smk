@@ -5,10 +5,6 @@ rule capture:
     output:
         shard=shard_path("zarr.zip"),
         manifest=shard_path("json"),
-    params:
-        spec=lambda wildcards: spec_of_key(
-            activations_spec(config, wildcards.model, wildcards.dataset), wildcards.key
-        ),
     log:
         "results/{model}/logs/capture/{dataset}/{key}/{shard}.log",
     benchmark:
@@ -20,5 +16,9 @@ rule capture:
         mem_mb=model_memory,
         runtime=240,
         gpu=model_gpus,
+    params:
+        spec=lambda wildcards: spec_of_key(
+            activations_spec(config, wildcards.model, wildcards.dataset), wildcards.key
+        ),
     script:
         "../workflow_scripts/activations/capture.py"

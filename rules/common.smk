@@ -27,10 +27,7 @@ from workflow_scripts.common.layout import (
 ROOT = Path(workflow.basedir)
 
 # Scripts run in their own Python process; this is how they find the project's modules.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    part for part in (ROOT.as_posix(), os.environ.get("PYTHONPATH")) if part
-)
-
+os.environ.update(PYTHONPATH=ROOT.as_posix())
 
 
 def check_row_sources(dataset, row):
@@ -123,13 +120,18 @@ def generations_of(model):
 
     table = read_selection(checkpoints.select_heads.get(model=model).output[0])
     pairs = table.select("task", "key").unique(maintain_order=True)
-    return [f"{STORE}/{model}/generations/{task}/{key}.parquet" for task, key in pairs.iter_rows()]
+    return [
+        f"{STORE}/{model}/generations/{task}/{key}.parquet"
+        for task, key in pairs.iter_rows()
+    ]
 
 
 def uses_gpu(model):
     """Return whether a model's jobs run on a GPU; torch is not imported to find out."""
     device = config["models"][model]["device"]
-    return device != "cpu" and (device != "auto" or shutil.which("nvidia-smi") is not None)
+    return device != "cpu" and (
+        device != "auto" or shutil.which("nvidia-smi") is not None
+    )
 
 
 def model_gpus(wildcards):

@@ -3,10 +3,6 @@ rule convert_gguf:
         expand(
             "{store}/{{model}}/model/{{key}}/{file}", store=STORE, file=CONVERTED_FILES
         ),
-    params:
-        spec=lambda wildcards: canonical_json(
-            config["models"][wildcards.model]["source"]
-        ),
     log:
         "results/{model}/logs/convert_gguf/{key}.log",
     benchmark:
@@ -17,5 +13,9 @@ rule convert_gguf:
     resources:
         mem_mb=4000,
         runtime=20,
+    params:
+        spec=lambda wildcards: canonical_json(
+            config["models"][wildcards.model]["source"]
+        ),
     script:
         "../workflow_scripts/models/convert_gguf.py"

@@ -9,11 +9,6 @@ rule tokenize_probes:
         tokenizer=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
     output:
         "results/{model}/probes/{dataset}.parquet",
-    params:
-        spec=lambda wildcards: canonical_json(
-            probes_spec(config, wildcards.model, wildcards.dataset)
-        ),
-        code=code_of("probes/tokenize_probes.py"),
     log:
         "results/{model}/logs/tokenize_probes/{dataset}.log",
     benchmark:
@@ -24,5 +19,10 @@ rule tokenize_probes:
     resources:
         mem_mb=2000,
         runtime=20,
+    params:
+        spec=lambda wildcards: canonical_json(
+            probes_spec(config, wildcards.model, wildcards.dataset)
+        ),
+        code=code_of("probes/tokenize_probes.py"),
     script:
         "../workflow_scripts/probes/tokenize_probes.py"

@@ -5,11 +5,6 @@ rule score:
         ),
     output:
         "results/{model}/scores/{score}.parquet",
-    params:
-        spec=lambda wildcards: canonical_json(
-            score_spec(config, wildcards.model, wildcards.score)
-        ),
-        code=code_of("scores/score.py"),
     log:
         "results/{model}/logs/score/{score}.log",
     benchmark:
@@ -20,6 +15,11 @@ rule score:
     resources:
         mem_mb=4000,
         runtime=60,
+    params:
+        spec=lambda wildcards: canonical_json(
+            score_spec(config, wildcards.model, wildcards.score)
+        ),
+        code=code_of("scores/score.py"),
     script:
         "../workflow_scripts/scores/score.py"
 
@@ -31,9 +31,6 @@ rule collect_heads:
         ),
     output:
         "results/{model}/heads.parquet",
-    params:
-        spec=canonical_json(sorted(config["scores"])),
-        code=code_of("scores/collect_heads.py"),
     log:
         "results/{model}/logs/collect_heads.log",
     benchmark:
@@ -44,5 +41,8 @@ rule collect_heads:
     resources:
         mem_mb=2000,
         runtime=10,
+    params:
+        spec=canonical_json(sorted(config["scores"])),
+        code=code_of("scores/collect_heads.py"),
     script:
         "../workflow_scripts/scores/collect_heads.py"

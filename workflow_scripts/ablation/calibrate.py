@@ -1,6 +1,5 @@
 """Take the calibration means of a model's heads."""
 
-
 import json
 from typing import Any
 

@@ -63,7 +63,12 @@ def calibrate(lm: LanguageModel, prompts: Sequence[Sequence[int]]) -> pl.DataFra
         for (site, layer), heads in sums.items()
         for head, mean in enumerate(heads)
     ]
-    schema = {"site": pl.String, "layer": pl.Int32, "head": pl.Int32, "mean": pl.List(pl.Float64)}
+    schema: dict[str, Any] = {
+        "site": pl.String,
+        "layer": pl.Int32,
+        "head": pl.Int32,
+        "mean": pl.List(pl.Float64),
+    }
     return pl.DataFrame(rows, schema=schema, orient="row").sort("site", "layer", "head")
 
 

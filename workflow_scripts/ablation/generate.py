@@ -1,6 +1,5 @@
 """Answer a task's probes under every condition of one file, and measure the answers."""
 
-
 import json
 import sys
 from typing import Any
@@ -18,7 +17,7 @@ from workflow_scripts.common.decoding import Generation
 from workflow_scripts.common.models import LanguageModel, model_of_rule
 from workflow_scripts.common.script import log, run_script
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "heads": pl.List(pl.String),
     "mode": pl.String,
     "site": pl.String,
@@ -58,7 +57,7 @@ def generations_table(
     rows = []
     for heads, generations in zip(head_sets, answers, strict=True):
         for probe, generation in zip(probes.iter_rows(named=True), generations, strict=True):
-            text = lm.tokenizer.decode(generation.ids, skip_special_tokens=True)
+            text = lm.decode(generation.ids, skip_special_tokens=True)
             row = {
                 "heads": heads,
                 "mode": intervention.mode,
@@ -99,7 +98,7 @@ def main(snakemake: Any) -> None:
             lm,
             probes["input_ids"].to_list(),
             intervention,
-            max_new_tokens=probes["max_new_tokens"].max(),
+            max_new_tokens=max(probes["max_new_tokens"]),
             batch_tokens=snakemake.config["models"][snakemake.wildcards.model]["batch_tokens"],
             progress=bar.update,
         )

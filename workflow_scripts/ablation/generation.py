@@ -31,7 +31,7 @@ def generate(
     *,
     max_new_tokens: int,
     batch_tokens: int,
-    progress: Callable[[int], None],
+    progress: Callable[[int], object],
 ) -> list[list[Generation]]:
     """Answer every prompt greedily under every set of heads.
 

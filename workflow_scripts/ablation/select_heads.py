@@ -1,6 +1,5 @@
 """Choose the heads to ablate from the rankings."""
 
-
 import json
 from typing import Any
 

@@ -14,7 +14,7 @@ from workflow_scripts.common.artifacts import read_table
 from workflow_scripts.common.digests import key_of
 from workflow_scripts.common.errors import UserError
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "task": pl.String,
     "selector": pl.String,
     "end": pl.String,

@@ -1,6 +1,5 @@
 """Write the result of a model as a page that a person can read, and print it."""
 
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,8 @@ def _cell(rows: pl.DataFrame) -> str:
     """Return a value with its interval, or the mean over seeds with their range."""
     if rows.height == 1:
         return _interval(rows.row(0, named=True))
-    mean = rows["value"].mean()
-    return f"{mean:.2f} ({rows['value'].min():.2f} to {rows['value'].max():.2f})"
+    values = rows["value"].to_numpy()
+    return f"{values.mean():.2f} ({values.min():.2f} to {values.max():.2f})"
 
 
 def _interval(row: dict[str, Any]) -> str:
@@ -67,8 +66,7 @@ def summary(model: str, table: pl.DataFrame, heads: pl.DataFrame, counts: dict[s
     lines = [
         f"# {model}",
         "",
-        "Values in brackets are 95 % bootstrap intervals over probes; for random heads, the range "
-        "over seeds.",
+        "In brackets: 95 % bootstrap intervals over probes; for random heads, the range over seeds.",
         "",
     ]
     for task in table["task"].unique(maintain_order=True):

@@ -1,6 +1,5 @@
 """Gather generations into the ablation table."""
 
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from workflow_scripts.common.script import run_script
 
 RESAMPLES = 1000
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "model": pl.String,
     "task": pl.String,
     "split": pl.String,
@@ -58,7 +57,7 @@ def read_values(path: str | Path) -> dict[str, Values]:
         raise UserError(f"{path}: holds no answers; delete it and run again")
     groups = table.group_by("heads", maintain_order=True)
     return {
-        metric: {tuple(heads): rows[metric].to_numpy() for (heads,), rows in groups}  # type: ignore[misc]
+        metric: {tuple(heads): rows[metric].to_numpy() for (heads,), rows in groups}
         for metric in METRICS
     }
 

@@ -1,6 +1,5 @@
 """Run one shard of a dataset's probes through the model and store what every detector needs."""
 
-
 import json
 import sys
 import time

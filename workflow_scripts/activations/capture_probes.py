@@ -60,7 +60,7 @@ def capture_probes(
     directions: list[str],
     batch_tokens: int,
     max_length: int,
-    progress: Callable[[int], None],
+    progress: Callable[[int], object],
 ) -> list[ProbeResult]:
     """Generate an answer to every probe and read its rows.
 
@@ -138,7 +138,7 @@ def _judge(
     lm: LanguageModel, row: Probe, generation: Generation, answer: Answer, capture: Capture
 ) -> ProbeResult:
     """Give a probe its status: the gate of the method, and what kept it from passing."""
-    text = lm.tokenizer.decode(generation.ids, skip_special_tokens=True)
+    text = lm.decode(generation.ids, skip_special_tokens=True)
     recall = rouge1_recall(row["answer"], text)
     if not capture.reproduced:
         status = "mismatch"
@@ -245,7 +245,7 @@ def token_texts(
     spans = probes.select("input_ids", "needle_start", "needle_end").iter_rows()
     for prompt, start, stop in spans:
         ids.update(prompt[start:stop] if start is not None else [])
-    return {str(token): lm.tokenizer.decode([token]) for token in sorted(ids)}
+    return {str(token): lm.decode([token]) for token in sorted(ids)}
 
 
 def refuse_mostly_skipped(results: list[ProbeResult], max_skipped: float, name: str) -> None:

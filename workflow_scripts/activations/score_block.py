@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,11 +75,11 @@ class Capture:
     length: Array
     u_norm: Array
     reproduced: bool
-    by_region: dict[str, list[Array] | Array] = field(default_factory=dict)
-    argmax: list[Array] | Array = field(default_factory=list)
-    top10_in_needle: list[Array] | Array = field(default_factory=list)
-    topn_needle_alpha: list[Array] | Array = field(default_factory=list)
-    dense: dict[str, list[Array] | Array] = field(default_factory=dict)
+    by_region: dict[str, Array]
+    argmax: Array
+    top10_in_needle: Array
+    topn_needle_alpha: Array
+    dense: dict[str, Array]
 
 
 @torch.inference_mode()
@@ -138,7 +138,8 @@ class _BlockReader:
         self.directions = layer_directions(directions, lm, self.raw)
         self.one_hot = self._one_hot_regions()
         self.in_needle = self._needle_mask()
-        self.captures = [self._empty_capture(b) for b in range(len(answers))]
+        # What is read of each answer, by name: one array a layer.
+        self.read: list[dict[str, list[Array]]] = [{} for _ in answers]
         self.final_hidden = torch.empty(0)
 
     def _own_rows(self, b: int) -> int:
@@ -160,19 +161,16 @@ class _BlockReader:
                 mask[b, ..., answer.needle[0] : answer.needle[1]] = True
         return mask
 
-    def _empty_capture(self, b: int) -> Capture:
-        own = self._own_rows(b)
-        steps = np.arange(own, dtype=np.int32) - (self.window - 1)
-        targets = self.targets[b, :own].numpy().astype(np.int32)
-        norms = self.raw[b, :own].norm(dim=-1).cpu().numpy()
-        return Capture(
-            step=steps,
-            token=targets,
-            logprob=np.full(own, np.nan, np.float32),
-            length=(steps + len(self.answers[b].prompt_ids)).astype(np.int32),
-            u_norm=np.where(targets >= 0, norms, np.nan).astype(np.float32),
-            reproduced=True,
-        )
+    def _keep(self, b: int, name: str, values: Array) -> None:
+        self.read[b].setdefault(name, []).append(values)
+
+    def _steps(self, b: int) -> Array:
+        """Return the step of each of an answer's own rows, int32."""
+        return np.arange(self._own_rows(b), dtype=np.int32) - (self.window - 1)
+
+    def _lengths(self, b: int) -> Array:
+        """Return N_t of each of an answer's own rows, int32."""
+        return self._steps(b) + np.int32(len(self.answers[b].prompt_ids))
 
     def read_layer(self, call: AttentionCall, output: Tensor) -> None:
         """Read one layer: alpha and phi of every row, reduced and, for answer rows, whole."""
@@ -200,59 +198,85 @@ class _BlockReader:
         within = torch.arange(most, device=alpha.device) < lengths[..., None]
         topn = (top * (hit & within)).sum(-1).cpu().numpy()
         argmax = where[..., 0].cpu().numpy()
-        for b, capture in enumerate(self.captures):
+        counts = {"argmax": argmax.astype(np.int32), "top10_in_needle": top10.astype(np.int32)}
+        for b in range(len(self.answers)):
             own = self._own_rows(b)
+            known = (self.targets[b, :own] >= 0).numpy()
             for name, values in sums.items():
                 rows = values[b, :, :own].transpose(1, 0, 2)
                 if name != "alpha":
-                    rows = np.where((capture.token >= 0)[:, None, None], rows, np.nan)
-                capture.by_region.setdefault(name, []).append(rows)  # type: ignore[union-attr]
-            for kept, values in (
-                (capture.argmax, argmax.astype(np.int32)),
-                (capture.top10_in_needle, top10.astype(np.int32)),
-                (capture.topn_needle_alpha, topn),
-            ):
-                kept.append(values[b, :, :own].T)  # type: ignore[union-attr]
+                    rows = np.where(known[:, None, None], rows, np.nan).astype(np.float32)
+                self._keep(b, f"{name}_by_region", rows)
+            for name, values in (counts | {"topn_needle_alpha": topn}).items():
+                self._keep(b, name, values[b, :, :own].T)
 
     def _keep_answer_rows(self, planes: dict[str, Tensor]) -> None:
-        for b, (answer, capture) in enumerate(zip(self.answers, self.captures, strict=True)):
+        for b, answer in enumerate(self.answers):
             rows = torch.tensor(answer.answer_steps, dtype=torch.long) + self.window - 1
-            positions = torch.arange(self.keys)
-            cells = positions[None] < (torch.from_numpy(capture.length)[rows])[:, None]
+            lengths = torch.from_numpy(self._lengths(b))[rows]
+            cells = torch.arange(self.keys)[None] < lengths[:, None]
             for name, plane in planes.items():
                 kept = plane[b][:, rows.to(plane.device)][:, cells.to(plane.device)]
-                capture.dense.setdefault(name, []).append(kept.cpu().numpy())  # type: ignore[union-attr]
+                self._keep(b, f"{name}_dense", kept.cpu().numpy())
 
     def read_final_hidden(self, module: Any, args: tuple[Tensor, ...]) -> None:
         """Keep h_L: the residual stream before the final norm."""
         self.final_hidden = args[0]
 
     def finish(self, logits: Tensor) -> list[Capture]:
-        """Stack the layers, apply what only the end of the pass knows, and check the tokens."""
+        """Stack the layers, apply what only the end of the pass knows, and check the tokens.
+
+        Parameters
+        ----------
+        logits
+            Of the rows that predict generated tokens, float32, (batch, steps, vocabulary).
+        """
         factors = final_factors(self.lm, self.final_hidden).cpu().numpy()
         logprobs = logits.log_softmax(-1).cpu()
         predicted = logits.argmax(-1).cpu()
-        for b, (answer, capture) in enumerate(zip(self.answers, self.captures, strict=True)):
-            capture.argmax = np.stack(capture.argmax, 1)
-            capture.top10_in_needle = np.stack(capture.top10_in_needle, 1)
-            capture.topn_needle_alpha = np.stack(capture.topn_needle_alpha, 1)
-            capture.by_region = {k: np.stack(v, 1) for k, v in capture.by_region.items()}
-            capture.dense = {k: np.stack(v) for k, v in capture.dense.items()}
-            if "frozen_norm" in self.directions:
-                self._scale_frozen_norm(capture, factors[b], answer.answer_steps)
-            ids = torch.tensor(answer.generated_ids, dtype=torch.long)
-            capture.reproduced = bool((predicted[b, : len(ids)] == ids).all())
-            own = logprobs[b, : len(ids)].gather(-1, ids[:, None])[:, 0].numpy()
-            capture.logprob[self.window - 1 : self.window - 1 + len(ids)] = own
-        return self.captures
+        return [
+            self._capture(b, logprobs[b], predicted[b], factors[b])
+            for b in range(len(self.answers))
+        ]
+
+    def _capture(self, b: int, logprobs: Tensor, predicted: Tensor, factors: Array) -> Capture:
+        answer, read, own = self.answers[b], self.read[b], self._own_rows(b)
+        ids = torch.tensor(answer.generated_ids, dtype=torch.long)
+        targets = self.targets[b, :own].numpy().astype(np.int32)
+        norms = self.raw[b, :own].norm(dim=-1).cpu().numpy()
+        logprob = np.full(own, np.nan, np.float32)
+        logprob[self.window - 1 : self.window - 1 + len(ids)] = (
+            logprobs[: len(ids)].gather(-1, ids[:, None])[:, 0].numpy()
+        )
+        capture = Capture(
+            step=self._steps(b),
+            token=targets,
+            logprob=logprob,
+            length=self._lengths(b),
+            u_norm=np.where(targets >= 0, norms, np.nan).astype(np.float32),
+            reproduced=bool((predicted[: len(ids)] == ids).all()),
+            by_region={
+                name: np.stack(read[f"{name}_by_region"], 1) for name in self._plane_names()
+            },
+            argmax=np.stack(read["argmax"], 1),
+            top10_in_needle=np.stack(read["top10_in_needle"], 1),
+            topn_needle_alpha=np.stack(read["topn_needle_alpha"], 1),
+            dense={name: np.stack(read[f"{name}_dense"]) for name in self._plane_names()},
+        )
+        if "frozen_norm" in self.directions:
+            self._scale_frozen_norm(capture, factors, answer.answer_steps)
+        return capture
+
+    def _plane_names(self) -> list[str]:
+        return ["alpha", *(f"phi_{name}" for name in self.directions)]
 
     def _scale_frozen_norm(self, capture: Capture, factors: Array, steps: list[int]) -> None:
         """Multiply the frozen-norm planes by 1 / rms(h_L) of their rows."""
-        name = "phi_frozen_norm"
-        own = len(capture.step)
-        capture.by_region[name] *= factors[:own, None, None, None]  # type: ignore[operator,index]
+        name, own = "phi_frozen_norm", len(capture.step)
+        capture.by_region[name] = capture.by_region[name] * factors[:own, None, None, None]
         rows = np.asarray(steps, dtype=np.int64) + self.window - 1
-        capture.dense[name] *= np.repeat(factors[rows], capture.length[rows])  # type: ignore[operator,index]
+        per_cell = np.repeat(factors[rows], capture.length[rows])
+        capture.dense[name] = capture.dense[name] * per_cell
 
 
 def _contribution(write: Tensor, value: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def find_answer_steps(
         for start in range(len(ids) - len(wanted) + 1):
             if wanted and ids[start : start + len(wanted)] == wanted:
                 return list(range(start, start + len(wanted)))
-    return _steps_by_text(token_spans(tokenizer, ids), tokenizer.decode(ids), answer)
+    return _steps_by_text(token_spans(tokenizer, ids), str(tokenizer.decode(ids)), answer)
 
 
 def token_spans(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -73,7 +73,7 @@ def token_spans(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     spans: list[tuple[int, int]] = []
     pending = done = 0
     for count in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:count])
+        text = str(tokenizer.decode(list(ids[:count])))
         if text.endswith("\ufffd") and count < len(ids):
             pending += 1
             continue

@@ -79,7 +79,8 @@ class HeadLayer:
             float32, shape (..., heads, head_dim).
         """
         weight = self.output_weight().float()
-        return (direction.to(weight.device) @ weight).unflatten(-1, (self.n_heads, self.head_dim))
+        written = direction.to(weight.device) @ weight
+        return written.view(*written.shape[:-1], self.n_heads, self.head_dim)
 
     def post_attention_norm(self) -> nn.Module | None:
         """Return the norm between the attention and the residual stream (Gemma, OLMo), or None.
@@ -184,7 +185,7 @@ def norm_gain(norm: nn.Module | None) -> Tensor | float:
     """Return the elementwise gain of a norm, float32 (d_model,): 1 + w for Gemma, w else, 1 for None."""
     if norm is None:
         return 1.0
-    weight: Tensor = norm.weight.detach().float()  # type: ignore[union-attr,operator]
+    weight: Tensor = norm.weight.detach().float()  # type: ignore[operator]
     return 1.0 + weight if type(norm).__name__.startswith("Gemma") else weight
 
 

@@ -96,7 +96,8 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
         ) from None
     if METADATA_KEY not in metadata:
         raise UserError(f"{path}: carries no provenance; it was not written by this workflow")
-    return json.loads(metadata[METADATA_KEY])
+    provenance: dict[str, Any] = json.loads(metadata[METADATA_KEY])
+    return provenance
 
 
 def read_table(path: str | Path, *, kind: str, spec: Any = None) -> pl.DataFrame:

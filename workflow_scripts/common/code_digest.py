@@ -89,7 +89,7 @@ def _imported(path: Path, root: Path) -> tuple[Path, ...]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    files = set()
+    files: set[Path] = set()
     for name in names:
         parts = name.split(".")
         if parts[0] != PACKAGE:

@@ -89,7 +89,7 @@ def _misfit(errors: list[ValidationError]) -> tuple[int, int]:
     return sum(error.validator in ("required", "type") for error in errors), len(errors)
 
 
-def _describe(error: ValidationError) -> str:
+def _describe(error: Any) -> str:
     """Return one line for a schema violation."""
     key = ".".join(map(str, error.absolute_path)) or "top level"
     found, rule = error.instance, error.validator_value

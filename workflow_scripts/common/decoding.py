@@ -142,6 +142,11 @@ def _run_chunks(
     return logits[:, 0]
 
 
+def keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+    """Return (keys, values) of every layer, each (batch, KV heads, positions, head_dim)."""
+    return [(keys, values) for keys, values, _ in cache]
+
+
 def copy_rows(cache: DynamicCache, index: Callable[[int], Tensor], length: int) -> DynamicCache:
     """Return a cache with chosen rows and the first `length` positions of another.
 
@@ -155,9 +160,9 @@ def copy_rows(cache: DynamicCache, index: Callable[[int], Tensor], length: int) 
         Positions to keep.
     """
     copied = DynamicCache()
-    for number, layer in enumerate(cache.layers):
-        rows = index(number).to(layer.keys.device)
-        copied.update(layer.keys[rows, :, :length], layer.values[rows, :, :length], number)
+    for number, (keys, values) in enumerate(keys_and_values(cache)):
+        rows = index(number).to(keys.device)
+        copied.update(keys[rows, :, :length], values[rows, :, :length], number)
     return copied
 
 
@@ -166,13 +171,9 @@ def join_rows(caches: Sequence[DynamicCache]) -> DynamicCache:
     if len(caches) == 1:
         return caches[0]
     joined = DynamicCache()
-    for number in range(len(caches[0].layers)):
-        layers = [cache.layers[number] for cache in caches]
-        joined.update(
-            torch.cat([layer.keys for layer in layers]),
-            torch.cat([layer.values for layer in layers]),
-            number,
-        )
+    for number, layers in enumerate(zip(*map(keys_and_values, caches), strict=True)):
+        keys, values = zip(*layers, strict=True)
+        joined.update(torch.cat(keys), torch.cat(values), number)
     return joined
 
 

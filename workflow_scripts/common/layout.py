@@ -36,7 +36,7 @@ TOKENIZER_FILES = CONVERTED_FILES[3:]
 
 HAYSTACK_SUFFIXES = (".txt", ".json", ".jsonl")
 
-_PROBES_KEYS_NOT_IN_SPEC = ("needles", "haystacks", "prompt", "shards", "max_skipped")
+_PROBES_KEYS_NOT_IN_SPEC = ("needles", "haystacks", "shards", "max_skipped")
 
 
 @lru_cache(maxsize=4096)
@@ -98,13 +98,12 @@ def model_source(config: Config, model: str) -> dict[str, Any]:
 def probes_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
     """Return what determines a probes table."""
     row = config["probes"][dataset]
-    files = {name: row[name] for name in ("needles", "prompt") if name in row}
     kept = {k: v for k, v in row.items() if k not in _PROBES_KEYS_NOT_IN_SPEC}
     return {
         "model": model_spec(config, model),
         "dataset": dataset,
         "row": kept,
-        "data": {name: list(content_digests([path]).values())[0] for name, path in files.items()},
+        "needles": content_digests([row["needles"]]),
         "haystacks": content_digests(haystack_files(row)),
         "seed": config["seed"],
         "version": PROBES_VERSION,

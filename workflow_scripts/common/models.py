@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,16 @@ class LanguageModel:
         """Return the unembedding, shape (vocabulary, d_model); the embedding where they are tied."""
         return self.model.get_output_embeddings().weight.detach()  # type: ignore[no-any-return]
 
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
     def ends_answer(self, token: int) -> bool:
         """Return whether generation stops at a token: end of sequence, or a newline in its text."""
         if token in self.eos_ids:
             return True
         if token not in self._newline:
-            self._newline[token] = "\n" in self.tokenizer.decode([token])
+            self._newline[token] = "\n" in self.decode([token])
         return self._newline[token]
 
 
@@ -104,7 +109,7 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
         If it cannot be loaded.
     """
     try:
-        return AutoTokenizer.from_pretrained(**source.arguments())  # type: ignore[no-any-return]
+        return AutoTokenizer.from_pretrained(**source.arguments())
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load(source, "tokenizer", error)) from None
 
@@ -172,11 +177,8 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load(source, "model", error)) from None
     if device_map != "balanced":
-        model = model.to(device_map)
-    return wrap_model(
-        model,
-        load_tokenizer(source),
-    )
+        model = model.to(torch.device(device_map))
+    return wrap_model(model, load_tokenizer(source))
 
 
 def wrap_model(model: Any, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
@@ -222,11 +224,12 @@ def _check_identities(model: Any) -> list[HeadLayer]:
     inputs: dict[int, Tensor] = {}
     outputs: dict[int, Tensor] = {}
     norms: dict[int, tuple[int, ...]] = {}
-    handles = []
+    handles: list[Any] = []
     for index, (_, attention, projection) in enumerate(modules):
         handles.append(projection.register_forward_hook(_keep(index, inputs, outputs)))
-        if hasattr(attention, "q_norm"):
-            handles.append(attention.q_norm.register_forward_hook(_keep_shape(index, norms)))
+        query_norm: Any = getattr(attention, "q_norm", None)
+        if query_norm is not None:
+            handles.append(query_norm.register_forward_hook(_keep_shape(index, norms)))
 
     def tap(call: AttentionCall, output: Tensor) -> None:
         calls[call.layer] = (call, output)

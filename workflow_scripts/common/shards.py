@@ -42,7 +42,7 @@ from typing import Any, Self
 
 import numpy as np
 import zarr
-from numcodecs import BitRound  # type: ignore[import-untyped]
+from numcodecs import BitRound
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, BytesCodec
 from zarr.errors import GroupNotFoundError

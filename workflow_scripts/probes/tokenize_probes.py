@@ -1,6 +1,5 @@
 """Make the probes of a dataset for a model's tokenizer."""
 
-
 import json
 import logging
 from typing import Any

@@ -1,6 +1,5 @@
 """Collect the score tables of a model into one."""
 
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Make head scores of a dataset's activation shards."""
 
-
 import json
 from collections import Counter
 from collections.abc import Iterable
