@@ -177,7 +177,7 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load(source, "model", error)) from None
     if device_map != "balanced":
-        model = model.to(torch.device(device_map))
+        model = model.to(torch.device(device_map))  # type: ignore[arg-type]
     return wrap_model(model, load_tokenizer(source))
 
 

@@ -1,4 +1,4 @@
-"""Permutation filter of the contrastive detectors: do answer steps differ from others by more than chance."""
+"""Permutation filter of the contrastive detectors: do answer steps differ by more than chance?"""
 
 from __future__ import annotations
 
