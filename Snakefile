@@ -18,6 +18,7 @@ wildcard_constraints:
     model=one_of(config["models"]),
     dataset=one_of(config["probes"]),
     score=one_of(config["scores"]),
+    patching=one_of(config["patching"]),
     task=one_of(config["tasks"]),
     key="[0-9a-f]{16}",
     shard="[0-9]{3}-of-[0-9]{3}",
@@ -36,5 +37,6 @@ rule all:
 include: "rules/models.smk"
 include: "rules/probes.smk"
 include: "rules/activations.smk"
+include: "rules/patching.smk"
 include: "rules/scores.smk"
 include: "rules/ablation.smk"

@@ -1,6 +1,8 @@
 rule capture:
     input:
-        probes=ancient("results/{model}/probes/{dataset}.parquet"),
+        probes=lambda wildcards: ancient(
+            probes_path(wildcards.model, wildcards.dataset)
+        ),
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
         shard=shard_path("zarr.zip"),

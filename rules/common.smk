@@ -17,6 +17,7 @@ from workflow_scripts.common.layout import (
     converted_folder,
     generations_spec,
     haystack_files,
+    patching_spec,
     probes_spec,
     score_spec,
     selection_spec,
@@ -67,8 +68,11 @@ def converted(model, files):
 
 
 def probes_path(model, dataset):
-    """Return the probes table of a dataset."""
-    return f"results/{model}/probes/{dataset}.parquet"
+    """Return the probes table of a dataset, in the store."""
+    # Keyed as all inputs of keyed artifacts are: a job that is run again although its output exists
+    # hides what lies behind its ancient() edges from Snakemake, missing files included.
+    key = key_of(probes_spec(config, model, dataset))
+    return f"{STORE}/{model}/probes/{dataset}/{key}.parquet"
 
 
 def shard_path(suffix):
@@ -85,6 +89,20 @@ def shards_of(model, dataset):
         key=key_of(activations_spec(config, model, dataset)),
         shard=shard_names(config, dataset),
     )
+
+
+def patching_of(model, patching):
+    """Return the effects of patching."""
+    key = key_of(patching_spec(config, model, patching))
+    return f"{STORE}/{model}/patching/{patching}/{key}.parquet"
+
+
+def evidence_of(model, score):
+    """Return what a score is computed from: a dataset's shards, or the effects of patching."""
+    row = config["scores"][score]
+    if "patching" in row:
+        return [patching_of(model, row["patching"])]
+    return shards_of(model, row["dataset"])
 
 
 def spec_of_key(spec, key):

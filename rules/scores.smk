@@ -1,7 +1,7 @@
 rule score:
     input:
-        shards=lambda wildcards: ancient(
-            shards_of(wildcards.model, config["scores"][wildcards.score]["dataset"])
+        evidence=lambda wildcards: ancient(
+            evidence_of(wildcards.model, wildcards.score)
         ),
     output:
         "results/{model}/scores/{score}.parquet",

@@ -152,7 +152,18 @@ def _check_references(config: Config) -> None:
     """Check that rows name rows that exist, and of the right split."""
     datasets, scores = config["probes"], config["scores"]
     calibration = config["ablation"]["calibration"]["dataset"]
-    named = [(f"scores.{name}.dataset", row["dataset"]) for name, row in scores.items()]
+    for name, row in scores.items():
+        if "patching" in row and row["patching"] not in config["patching"]:
+            raise UserError(
+                f"config: scores.{name}.patching: unknown patching '{row['patching']}'"
+                f"{_suggest(row['patching'], config['patching'])}"
+            )
+    named = [
+        (f"{table}.{name}.dataset", row["dataset"])
+        for table in ("scores", "patching")
+        for name, row in config[table].items()
+        if "dataset" in row
+    ]
     named += [(f"tasks.{name}.dataset", row["dataset"]) for name, row in config["tasks"].items()]
     named.append(("ablation.calibration.dataset", calibration))
     for key, dataset in named:

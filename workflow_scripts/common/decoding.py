@@ -132,14 +132,32 @@ def _forward(
     return logits
 
 
-def _run_chunks(
-    lm: LanguageModel, ids: Tensor, cache: DynamicCache, conditions: Conditions
+def run_conditions(
+    lm: LanguageModel, ids: Tensor, cache: DynamicCache, keep: int, conditions: Conditions
 ) -> Tensor:
-    """Run tokens in chunks; return the last position's logits, (conditions * prompts, vocabulary)."""
-    logits = torch.empty(0)
-    for chunk in ids.split(CHUNK_TOKENS, dim=1):
-        logits = _forward(lm, chunk, cache, 1, conditions)
-    return logits[:, 0]
+    """Run tokens under all conditions, in chunks so that masks and activations stay bounded.
+
+    Parameters
+    ----------
+    ids
+        Shape (prompts, tokens).
+    cache
+        Holds, in each layer, the rows of the conditions that have left the trunk there; extended.
+    keep
+        Last positions whose logits are wanted.
+
+    Returns
+    -------
+    Tensor
+        Logits, shape (conditions * prompts, keep, vocabulary), condition-major.
+    """
+    head, tail = ids[:, :-keep], ids[:, -keep:]
+    chunks = [chunk for chunk in head.split(CHUNK_TOKENS, dim=1) if chunk.shape[1]]
+    if chunks and chunks[-1].shape[1] + keep <= CHUNK_TOKENS:
+        tail = torch.cat([chunks.pop(), tail], 1)
+    for chunk in chunks:
+        _forward(lm, chunk, cache, 1, conditions)
+    return _forward(lm, tail, cache, keep, conditions)
 
 
 def keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
@@ -203,8 +221,13 @@ class PrefixRunner:
         if rest:
             self.conditions.lay_out([0], self.lm.device)
             ids = torch.tensor([rest], device=self.lm.device)
-            _run_chunks(self.lm, ids, self._cache, self.conditions)
+            run_conditions(self.lm, ids, self._cache, 1, self.conditions)
         self._ids = prefix
+
+    def prefix(self, ids: list[int]) -> DynamicCache:
+        """Return the cache of a prefix, one row a condition that has left the trunk; read only."""
+        self._extend_to(ids)
+        return self._cache
 
     def prefill(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], shared: int
@@ -238,7 +261,7 @@ class PrefixRunner:
             )
         conditions.lay_out(numbers, self.lm.device)
         ids = torch.tensor([list(prompt[shared:]) for prompt in prompts], device=self.lm.device)
-        logits = _run_chunks(self.lm, ids, cache, conditions)
+        logits = run_conditions(self.lm, ids, cache, 1, conditions)[:, 0]
         if conditions.count > 1:
             cache = copy_rows(cache, lambda n: self._all_rows(n, width), length)
         return cache, logits

@@ -17,6 +17,7 @@ from workflow_scripts.common.versions import (
     ABLATION_VERSION,
     CALIBRATION_VERSION,
     CAPTURE_VERSION,
+    PATCHING_VERSION,
     PROBES_VERSION,
 )
 
@@ -157,17 +158,29 @@ def shard_names(config: Config, dataset: str) -> list[str]:
     return [f"{index:03d}-of-{count:03d}" for index in range(count)]
 
 
+def patching_spec(config: Config, model: str, patching: str) -> dict[str, Any]:
+    """Return what determines the effects of patching."""
+    row = config["patching"][patching]
+    return {
+        "model": model_spec(config, model),
+        "dtype": config["models"][model]["dtype"],
+        "probes": probes_spec(config, model, row["dataset"]),
+        "corruption": row["corruption"],
+        "count": row["probes"],
+        "seed": config["seed"],
+        "version": PATCHING_VERSION,
+    }
+
+
 def score_spec(config: Config, model: str, score: str) -> dict[str, Any]:
     """Return what determines a score."""
     row = config["scores"][score]
+    known = {"model": model, "score": score, "row": row, "seed": config["seed"]}
+    if "patching" in row:
+        spec = patching_spec(config, model, row["patching"])
+        return known | {"patching": {"key": key_of(spec), "spec": spec}}
     spec = activations_spec(config, model, row["dataset"])
-    return {
-        "model": model,
-        "score": score,
-        "row": row,
-        "activations": {"key": key_of(spec), "spec": spec},
-        "seed": config["seed"],
-    }
+    return known | {"activations": {"key": key_of(spec), "spec": spec}}
 
 
 def calibration_spec(config: Config, model: str) -> dict[str, Any]:

@@ -15,5 +15,8 @@ CAPTURE_VERSION = 1
 CALIBRATION_VERSION = 1
 """How the calibration means are taken."""
 
+PATCHING_VERSION = 1
+"""How prompts are corrupted and heads patched."""
+
 ABLATION_VERSION = 1
 """How heads are ablated, answers generated and measured."""

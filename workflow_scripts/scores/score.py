@@ -14,6 +14,7 @@ from workflow_scripts.common.artifacts import write_table
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.script import log, run_script
 from workflow_scripts.common.shards import open_shard
+from workflow_scripts.scores.causal import patching_effects
 from workflow_scripts.scores.detectors import DETECTORS
 from workflow_scripts.scores.formulas import evaluate
 from workflow_scripts.scores.intervals import bootstrap_interval
@@ -175,9 +176,14 @@ def main(snakemake: Any) -> None:
     """Write one score's table."""
     spec = json.loads(snakemake.params.spec)
     settings = parse_score(spec["score"], spec["row"])
-    scores = score_shards(
-        snakemake.input.shards, settings, spec=spec["activations"]["spec"], seed=spec["seed"]
-    )
+    paths = snakemake.input.evidence
+    if "patching" in spec:
+        probes, ids, group = patching_effects(
+            paths[0], spec["row"]["metric"], spec["patching"]["spec"]
+        )
+        scores = ShardScores(probes, ids, {"patched": len(ids)}, group)
+    else:
+        scores = score_shards(paths, settings, spec=spec["activations"]["spec"], seed=spec["seed"])
     log.info(
         "score %s: %d probes; statuses %s", settings.name, len(scores.probe_ids), scores.counts
     )

@@ -63,7 +63,8 @@ def parse_score(name: str, row: Mapping[str, Any]) -> ScoreSettings:
         Key of the row under `scores:`.
     row
         dataset, and either formula or detector; optional: direction, off, steps, gate, pool,
-        permutations, and `compat: official`, which makes `probes` the default pool.
+        permutations, and `compat: official`, which makes `probes` the default pool. Or, for a
+        causal score, just patching and metric.
 
     Raises
     ------
@@ -71,6 +72,8 @@ def parse_score(name: str, row: Mapping[str, Any]) -> ScoreSettings:
         If a key or a value is unknown, or the keys do not fit each other.
     """
     key = f"scores.{name}"
+    if "patching" in row:
+        return _causal_score(name, row)
     for found in row:
         if found not in _KEYS:
             raise UserError(f"{key}.{found}: unknown key; known keys: {', '.join(_KEYS)}")
@@ -105,6 +108,27 @@ def parse_score(name: str, row: Mapping[str, Any]) -> ScoreSettings:
         columns=columns,
         permutations=row.get("permutations", 0),
         **chosen,
+    )
+
+
+def _causal_score(name: str, row: Mapping[str, Any]) -> ScoreSettings:
+    """Return the settings of a score from patching: its mean over probes, and nothing to choose."""
+    if set(row) != {"patching", "metric"}:
+        raise UserError(
+            f"scores.{name}: a score from patching has just the keys patching and metric"
+        )
+    return ScoreSettings(
+        name=name,
+        dataset=row["patching"],
+        formula=None,
+        detector=None,
+        columns=(),
+        direction="raw",
+        off="all",
+        steps="answer",
+        gate="none",
+        pool="probes",
+        permutations=0,
     )
 
 

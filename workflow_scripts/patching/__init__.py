@@ -1,0 +1,1 @@
+"""Clean head outputs patched into corrupt runs: which heads cause the answer, one by one."""
