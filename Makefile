@@ -1,6 +1,6 @@
 # Everything happens in .venv, which is made anew when requirements.lock changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint
+.PHONY: help demo test lint benchmark
 
 VENV := .venv
 READY := $(VENV)/.ready
@@ -31,3 +31,6 @@ lint: $(READY) ## Set up, then check format, style, types and the workflow.
 
 test: lint ## Set up, then pass every check and test.
 	. $(BIN)/activate && python -m pytest
+
+benchmark: demo ## Run the main job, then measure speed and memory into benchmarks/report.md.
+	. $(BIN)/activate && python -m benchmarks.measure results/store/$(MODEL)/model/* benchmarks/report.md

@@ -582,13 +582,17 @@ def test_the_table_is_sorted_as_it_runs_named_uniquely_and_the_same_each_time(fi
 def test_the_script_writes_the_table_with_the_spec_it_was_made_for(
     tmp_path: Path, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenize_probes, "load_tokenizer", lambda folder: byte_level())
+    monkeypatch.setattr(tokenize_probes, "load_tokenizer", lambda source: byte_level())
     row = {name: value for name, value in ROW.items() if name != "seed"}
     spec = {"model": {"folder": "m"}, "dataset": "x", "probes": row, "seed": 11}
     output = tmp_path / "out" / "x.parquet"
     tokenize_probes.main(
         SimpleNamespace(
-            params=SimpleNamespace(spec=json.dumps(spec), tokenizer="m"),
+            params=SimpleNamespace(spec=json.dumps(spec)),
+            config={
+                "models": {"tiny": {"source": {"folder": "m"}, "trust_remote_code": False}},
+                "probes": {"x": row},
+            },
             input=SimpleNamespace(needles=str(files[0]), haystacks=[str(p) for p in files[1]]),
             wildcards=SimpleNamespace(model="tiny"),
             output=[str(output)],

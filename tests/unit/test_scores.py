@@ -212,7 +212,7 @@ def run_score(folder: Path, row: dict[str, Any], *, name: str = "locos", shards:
     output = folder / f"{name}.parquet"
     score.main(
         SimpleNamespace(
-            input=SimpleNamespace(shards=[str(folder / f"{i}.zarr.zip") for i in range(shards)]),
+            input=SimpleNamespace(evidence=[str(folder / f"{i}.zarr.zip") for i in range(shards)]),
             output=[str(output)],
             params=SimpleNamespace(spec=json.dumps(spec)),
         )

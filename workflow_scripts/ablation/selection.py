@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ import polars as pl
 from workflow_scripts.common.artifacts import read_table
 from workflow_scripts.common.digests import key_of
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.scores.ranking import rank_heads
 
 SCHEMA: dict[str, Any] = {
     "task": pl.String,
@@ -44,7 +47,15 @@ def head_sets(spec: dict[str, Any], heads: pl.DataFrame) -> list[list[HeadSet]]:
     Parameters
     ----------
     spec
-        `selectors` and `k` of the config.
+        `selectors` and `k` of the config. A selector is one of
+
+        - score, ends: the k best (top) or worst (bottom) heads of a score, or those with the
+          smallest absolute value (smallest);
+        - heads_file, ends: the same of a score read from a file, see `imported_score`;
+        - score, above: all heads whose value exceeds a threshold, however many;
+        - heads: a list of "layer-head" names, all at once;
+        - union, difference: of the top k of two scores; their sets may be larger or smaller than k;
+        - random, seeds: see `random_order`; with matched_to: see `matched_heads`.
     heads
         The heads table: every score's ranking.
 
@@ -56,30 +67,80 @@ def head_sets(spec: dict[str, Any], heads: pl.DataFrame) -> list[list[HeadSet]]:
     Raises
     ------
     UserError
-        If a k exceeds the number of heads.
+        If a k exceeds the number of heads, a head is not in the model, or no head is above a
+        threshold.
     """
-    names = _grid(heads)
-    if max(spec["k"]) > len(names):
+    grid = _grid(heads)
+    if max(spec["k"]) > len(grid):
         raise UserError(
-            f"ablation.k: {max(spec['k'])} is more than the {len(names)} heads of {spec['model']}"
+            f"ablation.k: {max(spec['k'])} is more than the {len(grid)} heads of {spec['model']}"
         )
     groups = [[HeadSet("none", None, 0, None, ())]]
     for selector, row in spec["selectors"].items():
-        if row.get("random"):
-            draws = [(seed, random_order(names, seed)) for seed in row["seeds"]]
-            groups.append(
-                [
-                    HeadSet(selector, None, k, seed, tuple(order[:k]))
-                    for seed, order in draws
-                    for k in spec["k"]
-                ]
-            )
-            continue
-        ranked = _ranked(heads, row["score"])
-        for end in row["ends"]:
-            order = ranked if end == "top" else ranked[::-1]
-            groups.append([HeadSet(selector, end, k, None, tuple(order[:k])) for k in spec["k"]])
+        groups += _sets_of_selector(selector, row, spec, heads, grid)
     return groups
+
+
+def _sets_of_selector(
+    selector: str,
+    row: dict[str, Any],
+    spec: dict[str, Any],
+    heads: pl.DataFrame,
+    grid: Sequence[str],
+) -> list[list[HeadSet]]:
+    """Return the conditions of one selector, a list an end."""
+    if "random" in row:
+        return [_random_sets(selector, row, spec["k"], heads, grid)]
+    if "heads" in row:
+        _check_heads(row["heads"], grid, f"config: selectors.{selector}.heads")
+        return [[HeadSet(selector, None, len(row["heads"]), None, tuple(row["heads"]))]]
+    if "above" in row:
+        chosen = _names(_rows(heads, row["score"]).filter(pl.col("value") > row["above"]))
+        if not chosen:
+            best = _rows(heads, row["score"])["value"][0]
+            raise UserError(
+                f"config: selectors.{selector}.above: no head of {row['score']} exceeds "
+                f"{row['above']}; the best has {best:.4g}"
+            )
+        return [[HeadSet(selector, None, len(chosen), None, tuple(chosen))]]
+    for operation in ("union", "difference"):
+        if operation in row:
+            first, second = (_names(_rows(heads, score)) for score in row[operation])
+            combined = [(k, _combine(operation, first[:k], second[:k])) for k in spec["k"]]
+            return [[HeadSet(selector, None, k, None, tuple(names)) for k, names in combined]]
+    if "heads_file" in row:
+        ranked = imported_score(row["heads_file"], grid, spec["seed"])
+        if max(spec["k"]) > ranked.height:
+            raise UserError(
+                f"{row['heads_file']}: scores {ranked.height} heads, fewer than k = "
+                f"{max(spec['k'])}; lower ablation.k or score more heads"
+            )
+    else:
+        ranked = _rows(heads, row["score"])
+    orders = {end: _order(ranked, end) for end in row["ends"]}
+    return [
+        [HeadSet(selector, end, k, None, tuple(order[:k])) for k in spec["k"]]
+        for end, order in orders.items()
+    ]
+
+
+def _random_sets(
+    selector: str,
+    row: dict[str, Any],
+    ks: Sequence[int],
+    heads: pl.DataFrame,
+    grid: Sequence[str],
+) -> list[HeadSet]:
+    """Return the conditions of random heads, of all seeds."""
+    sets = []
+    for seed in row["seeds"]:
+        order = random_order(grid, seed)
+        for k in ks:
+            chosen = order[:k]
+            if "matched_to" in row:
+                chosen = matched_heads(_names(_rows(heads, row["matched_to"]))[:k], order)
+            sets.append(HeadSet(selector, None, k, seed, tuple(chosen)))
+    return sets
 
 
 def random_order(names: Sequence[str], seed: int) -> list[str]:
@@ -92,16 +153,126 @@ def random_order(names: Sequence[str], seed: int) -> list[str]:
     return [names[index] for index in order]
 
 
+def matched_heads(chosen: Sequence[str], order: Sequence[str]) -> list[str]:
+    """Return as many heads from the same layers: is it the heads that matter, or their layers?
+
+    Parameters
+    ----------
+    chosen
+        The heads to match.
+    order
+        All heads, in the seeded order in which they are drawn.
+
+    Returns
+    -------
+    list of str
+        For each layer the first heads of `order` that were not chosen; where too few are left
+        (more than half of a layer was chosen), its first chosen ones fill up.
+    """
+    counts = Counter(parse_head(name)[0] for name in chosen)
+    # A stable sort: within a layer the others keep their order and come before the chosen.
+    drawn = sorted(order, key=lambda name: name in chosen)
+    matched = []
+    for name in drawn:
+        layer = parse_head(name)[0]
+        if counts[layer] > 0:
+            counts[layer] -= 1
+            matched.append(name)
+    return matched
+
+
+def imported_score(path: str | Path, grid: Sequence[str], seed: int) -> pl.DataFrame:
+    """Read a score of heads from a JSON file: {"scores": {"layer-head": [values]}}.
+
+    Parameters
+    ----------
+    path
+        The file. Its list holds a value a probe, whose mean is the head's score; keys beside
+        "scores", such as "meta", are ignored, and heads it leaves out are never chosen.
+    grid
+        All heads of the model.
+    seed
+        Orders equal scores.
+
+    Returns
+    -------
+    DataFrame
+        Columns layer, head, value, by rank.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, or a head in it is not in the model or has no finite values.
+    """
+    try:
+        scores = json.loads(Path(path).read_text(encoding="utf-8"))["scores"]
+        values = {str(name): np.atleast_1d(np.asarray(v, np.float64)) for name, v in scores.items()}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; correct heads_file in the config") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(
+            f'{path}: not a JSON file of the form {{"scores": {{"layer-head": [numbers]}}}}'
+        ) from None
+    _check_heads(list(values), grid, str(path))
+    for name, numbers in values.items():
+        if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
+            raise UserError(f"{path}: head {name} needs a list of one or more finite numbers")
+    # By layer and head first, so that the order of the file does not matter to ties.
+    names = sort_heads(list(values))
+    means = np.array([values[name].mean() for name in names])
+    columns = {
+        "layer": [parse_head(name)[0] for name in names],
+        "head": [parse_head(name)[1] for name in names],
+        "value": means,
+        "rank": rank_heads(means, seed),
+    }
+    return pl.DataFrame(columns).sort("rank")
+
+
+def _check_heads(names: Sequence[str], grid: Sequence[str], where: str) -> None:
+    """Raise UserError unless the names are one or more different heads of the model."""
+    if not names:
+        raise UserError(f"{where}: names no head")
+    known = set(grid)
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"{where}: the model has no head '{name}'; heads are named layer-head, from "
+                f"{grid[0]} to {grid[-1]}"
+            )
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise UserError(f"{where}: head {repeated[0]} is named twice")
+
+
+def _combine(operation: str, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Return the union or difference of two lists of heads, in the order of the first."""
+    if operation == "union":
+        return list(dict.fromkeys((*first, *second)))
+    return [name for name in first if name not in second]
+
+
+def _order(ranked: pl.DataFrame, end: str) -> list[str]:
+    """Return the heads in the order in which an end takes them; ties by rank."""
+    if end == "smallest":
+        return _names(ranked.sort(pl.col("value").abs(), maintain_order=True))
+    names = _names(ranked)
+    return names if end == "top" else names[::-1]
+
+
 def _grid(heads: pl.DataFrame) -> list[str]:
     """Return all heads as "layer-head", by layer and head."""
-    grid = heads.select("layer", "head").unique().sort("layer", "head")
-    return [f"{layer}-{head}" for layer, head in grid.iter_rows()]
+    return _names(heads.select("layer", "head").unique().sort("layer", "head"))
 
 
-def _ranked(heads: pl.DataFrame, score: str) -> list[str]:
-    """Return the heads of a score, best first."""
-    rows = heads.filter(pl.col("score") == score).sort("rank").select("layer", "head")
-    return [f"{layer}-{head}" for layer, head in rows.iter_rows()]
+def _rows(heads: pl.DataFrame, score: str) -> pl.DataFrame:
+    """Return the rows of a score, best first."""
+    return heads.filter(pl.col("score") == score).sort("rank")
+
+
+def _names(rows: pl.DataFrame) -> list[str]:
+    """Return heads as "layer-head", in the order of the rows."""
+    return [f"{layer}-{head}" for layer, head in rows.select("layer", "head").iter_rows()]
 
 
 def selection_table(spec: dict[str, Any], heads: pl.DataFrame) -> pl.DataFrame:
