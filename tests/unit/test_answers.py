@@ -154,9 +154,9 @@ def test_spans_of_single_bytes_are_the_characters_they_belong_to(text: str) -> N
 
 
 def test_spaces_before_punctuation_are_not_cleaned_away() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = word_tokenizer("▁a", "▁.", "▁b")
     tokenizer.clean_up_tokenization_spaces = True
-    assert token_spans(tokenizer, encode(tokenizer, "a ."))[-1] == (2, 3)
+    assert token_spans(tokenizer, encode(tokenizer, "a . b")) == [(0, 1), (1, 3), (3, 5)]
 
 
 # --- thinking
@@ -168,6 +168,11 @@ def test_an_answer_inside_a_think_block_is_none() -> None:
     steps = find_answer_steps(BYTES, encode(BYTES, THOUGHT), "Yuki")
     assert "".join(THOUGHT[step] for step in steps) == "Yuki"
     assert steps[0] == THOUGHT.rindex("Yuki")
+
+
+def test_an_answer_found_by_text_behind_a_block_is_counted_from_the_first_token() -> None:
+    ids = encode(BYTES, "<think>yuki</think>YUKI")
+    assert find_answer_steps(BYTES, ids, "Yuki") == [19, 20, 21, 22]
 
 
 def test_the_answer_begins_behind_the_closed_block() -> None:

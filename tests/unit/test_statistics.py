@@ -106,6 +106,13 @@ def test_the_sign_of_a_difference_does_not_change_its_p_value() -> None:
     assert paired_difference(a, b, 1).p_value == paired_difference(b, a, 1).p_value
 
 
+def test_rounding_makes_no_ties_significant() -> None:
+    # In tenths, 1 + 2 - 3 sums to 6e-17 or to 0, by the order of the draws.
+    whole = np.array([1.0, 2.0, -3.0])
+    in_tenths = paired_difference(whole / 10, np.zeros(3), 1)
+    assert in_tenths.p_value == paired_difference(whole, np.zeros(3), 1).p_value
+
+
 def test_a_p_value_is_never_zero() -> None:
     found = paired_difference(np.ones(20), np.zeros(20), 1)
     assert found.p_value == pytest.approx(2 / (TEST_RESAMPLES + 1))

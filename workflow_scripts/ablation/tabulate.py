@@ -1,7 +1,8 @@
 """Gather generations into the ablation table."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ from numpy.typing import NDArray
 
 from workflow_scripts.ablation.metrics import METRICS
 from workflow_scripts.ablation.selection import read_selection, sort_heads
-from workflow_scripts.common.artifacts import read_table, write_table
+from workflow_scripts.ablation.statistics import bootstrap_interval
+from workflow_scripts.common.artifacts import read_provenance, read_table, write_table
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.script import run_script
-
-RESAMPLES = 1000
 
 SCHEMA: dict[str, Any] = {
     "model": pl.String,
@@ -36,83 +36,118 @@ SCHEMA: dict[str, Any] = {
     "heads": pl.List(pl.String),
 }
 
-Values = dict[tuple[str, ...], NDArray[np.float64]]
+Heads = tuple[str, ...]
 
 
-def bootstrap_interval(values: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of a mean over probes.
+@dataclass(frozen=True)
+class Answers:
+    """What a file of generations holds.
 
-    The resamples hang on the seed and the number of probes alone, so conditions over the same probes
-    share them (paired).
+    Attributes
+    ----------
+    path
+        The file.
+    split
+        Split of its probes.
+    probe_ids
+        By sorted set of heads, its probes in the order of the rows.
+    values
+        By sorted set of heads, then metric: a float64 value a probe.
     """
-    draws = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.percentile(values[draws].mean(1), [2.5, 97.5])
-    return float(low), float(high)
+
+    path: str
+    split: str
+    probe_ids: dict[Heads, list[str]]
+    values: dict[Heads, dict[str, NDArray[np.float64]]]
 
 
-def read_values(path: str | Path) -> dict[str, Values]:
-    """Return, by metric and sorted set of heads, the value of every probe in a file."""
+def read_answers(path: str | Path) -> Answers:
+    """Read a file of generations.
+
+    Raises
+    ------
+    UserError
+        If it is not one, or holds no answers.
+    """
     table = read_table(path, kind="generations")
     if table.is_empty():
         raise UserError(f"{path}: holds no answers; delete it and run again")
-    groups = table.group_by("heads", maintain_order=True)
-    return {
-        metric: {tuple(heads): rows[metric].to_numpy() for (heads,), rows in groups}
-        for metric in METRICS
-    }
+    probe_ids, values = {}, {}
+    for (heads,), rows in table.group_by("heads", maintain_order=True):
+        condition = tuple(heads)
+        probe_ids[condition] = rows["probe_id"].to_list()
+        values[condition] = {metric: rows[metric].to_numpy() for metric in METRICS}
+    split = read_provenance(path)["spec"]["probes"]["row"]["split"]
+    return Answers(str(path), split, probe_ids, values)
 
 
 def ablation_table(
-    model: str, selection: pl.DataFrame, values: dict[str, dict[str, Values]], seed: int
+    model: str, selection: pl.DataFrame, answers: Mapping[tuple[str, str], Answers], seed: int
 ) -> pl.DataFrame:
-    """Return the ablation table: a row per condition and metric.
+    """Return the ablation table: a row per condition and metric, in the order of the selection.
 
     Parameters
     ----------
     selection
         The conditions.
-    values
-        By key of the generations, then metric, then set of heads: a value a probe.
+    answers
+        By task and key of the generations.
     seed
-        Of the bootstrap.
+        Of the bootstrap; conditions over the same probes share their resamples.
+
+    Raises
+    ------
+    UserError
+        If a file lacks a condition, or was answered over other probes than the unablated run.
     """
     baselines = {
-        row["task"]: values[row["key"]]
+        row["task"]: answers[row["task"], row["key"]]
         for row in selection.filter(pl.col("selector") == "none").iter_rows(named=True)
     }
     rows = []
     for condition in selection.iter_rows(named=True):
-        for metric in METRICS:
-            probes = values[condition["key"]][metric][tuple(sort_heads(condition["heads"]))]
-            low, high = bootstrap_interval(probes, seed)
+        found, baseline = answers[condition["task"], condition["key"]], baselines[condition["task"]]
+        heads = tuple(sort_heads(condition["heads"]))
+        _check_condition(found, heads, baseline)
+        for metric, values in found.values[heads].items():
+            low, high = bootstrap_interval(values, seed)
             rows.append(
                 {name: condition[name] for name in SCHEMA if name in condition}
                 | {
                     "model": model,
-                    "split": "evaluate",
+                    "split": found.split,
                     "metric": metric,
-                    "value": float(probes.mean()),
+                    "value": float(values.mean()),
                     "ci_low": low,
                     "ci_high": high,
-                    "baseline": float(baselines[condition["task"]][metric][()].mean()),
-                    "n_probes": len(probes),
+                    "baseline": float(baseline.values[()][metric].mean()),
+                    "n_probes": len(values),
                 }
             )
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
-def generation_paths(paths: Sequence[str | Path]) -> dict[str, Path]:
-    """Return the files of generations by key."""
-    return {Path(path).stem: Path(path) for path in paths}
+def _check_condition(found: Answers, heads: Heads, baseline: Answers) -> None:
+    """Raise UserError unless a file has a condition, over the probes of the unablated run."""
+    if heads not in found.values:
+        raise UserError(
+            f"{found.path}: lacks the answers with heads {', '.join(heads) or 'none'} ablated; "
+            "delete it and run again"
+        )
+    if found.probe_ids[heads] != baseline.probe_ids[()]:
+        raise UserError(
+            f"{found.path}: answers other probes than {baseline.path}; delete both and run again"
+        )
 
 
 def main(snakemake: Any) -> None:
     """Write the ablation table of a model."""
     spec = json.loads(snakemake.params.spec)
     selection = read_selection(snakemake.input.selection)
-    paths = generation_paths(snakemake.input.generations)
-    values = {key: read_values(path) for key, path in paths.items()}
-    table = ablation_table(snakemake.wildcards.model, selection, values, spec["seed"])
+    # Generations lie at .../{task}/{key}.parquet.
+    paths = {(path.parent.name, path.stem): path for path in map(Path, snakemake.input.generations)}
+    answers = {key: read_answers(path) for key, path in paths.items()}
+    table = ablation_table(snakemake.wildcards.model, selection, answers, spec["seed"])
     write_table(table, snakemake.output[0], kind="ablation", spec=spec)
 
 

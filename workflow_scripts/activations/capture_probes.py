@@ -13,7 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from workflow_scripts.activations.score_block import WINDOW, Answer, Capture, score_block
-from workflow_scripts.common.answers import find_answer_steps, rouge1_recall
+from workflow_scripts.common.answers import (
+    PASS_RECALL,
+    find_answer_steps,
+    rouge1_recall,
+    without_thinking,
+)
 from workflow_scripts.common.decoding import (
     Conditions,
     Generation,
@@ -27,9 +32,6 @@ from workflow_scripts.common.decoding import (
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.models import LanguageModel
 from workflow_scripts.common.shards import REGIONS
-
-PASS_RECALL = 0.5
-"""A probe passes if ROUGE-1 recall of the gold answer exceeds this (method, section 2)."""
 
 _PROBE_COLUMNS = (
     "probe_id needle_id haystack_id question_type context_length depth_percent answer needle_start "
@@ -139,7 +141,7 @@ def _judge(
 ) -> ProbeResult:
     """Give a probe its status: the gate of the method, and what kept it from passing."""
     text = lm.decode(generation.ids, skip_special_tokens=True)
-    recall = rouge1_recall(row["answer"], text)
+    recall = rouge1_recall(row["answer"], without_thinking(text))
     if not capture.reproduced:
         status = "mismatch"
     elif recall > PASS_RECALL:

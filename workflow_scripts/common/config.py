@@ -6,19 +6,29 @@ import copy
 import difflib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
+from jsonschema.validators import extend
 
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.common.layout import converted_folder
 
 Config = dict[str, Any]
 
 SCHEMA_FILE = "rules/schemas/config.schema.yaml"
+
+# JSON Schema takes 2.0 for an integer; Python's range() does not.
+_Validator: Any = extend(
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
+    ),
+)
 
 _OVERLAY = (
     " (nested values given with --config arrive as strings: put them into a YAML file and pass it "
@@ -53,15 +63,18 @@ def validate(
     """
     schema = yaml.safe_load((root / SCHEMA_FILE).read_text(encoding="utf-8"))
     completed = copy.deepcopy(dict(config))
-    errors = sorted(Draft202012Validator(schema).iter_errors(completed), key=_depth_first)
+    _check_keys(completed, ())
+    errors = sorted(_Validator(schema).iter_errors(completed), key=_depth_first)
     if errors:
-        raise UserError("config: " + _describe(_deepest(errors[0])))
+        raise UserError("config: " + _describe(errors[0]))
     _fill_defaults(completed, schema, schema["$defs"])
     _check_references(completed)
+    _check_splits(completed)
+    _check_directions(completed)
     for name, row in completed["models"].items():
         _check_model(name, row)
+    _check_files(completed)
     for name, row in completed["probes"].items():
-        _check_probes(name, row)
         check_sources(name, row)
     for name, row in completed["scores"].items():
         check_score(name, row)
@@ -73,52 +86,82 @@ def _depth_first(error: ValidationError) -> tuple[int, str]:
     return -len(error.absolute_path), str(list(error.absolute_path))
 
 
-def _deepest(error: ValidationError) -> ValidationError:
-    """Return the cause of a failed `oneOf` in the alternative that fits best."""
-    while error.context:
-        by_branch: dict[Any, list[ValidationError]] = {}
-        for cause in error.context:
-            by_branch.setdefault(cause.schema_path[0], []).append(cause)
-        best = min(by_branch.values(), key=_misfit)
-        error = best[0]
-    return error
-
-
-def _misfit(errors: list[ValidationError]) -> tuple[int, int]:
-    """Rank alternatives: one whose required keys are there was meant."""
-    return sum(error.validator in ("required", "type") for error in errors), len(errors)
+def _check_keys(value: Any, path: tuple[str, ...]) -> None:
+    """Refuse keys that YAML does not read as text, such as 1, yes or a date."""
+    if not isinstance(value, Mapping):
+        return
+    for name, item in value.items():
+        if not isinstance(name, str):
+            raise UserError(
+                f"config: {'.'.join(path) or 'top level'}: key {name!r} is read as a {_type(name)}; "
+                "put it in quotes"
+            )
+        _check_keys(item, (*path, name))
 
 
 def _describe(error: Any) -> str:
     """Return one line for a schema violation."""
     key = ".".join(map(str, error.absolute_path)) or "top level"
     found, rule = error.instance, error.validator_value
-    overlay = _OVERLAY if isinstance(found, str) else ""
-    if error.validator == "additionalProperties":
-        known = list(error.schema.get("properties", {}))
-        name = next(name for name in found if name not in known)
-        return f"{key}: unknown key '{name}'{_suggest(name, known)}"
-    if error.validator == "required":
-        name = next(name for name in rule if name not in found)
-        return f"{key}: key '{name}' is missing"
-    if error.validator == "type":
-        return f"{key}: {found!r} is a {_type(found)}, expected a {_type_name(rule)}{overlay}"
-    if error.validator == "enum":
-        return f"{key}: {found!r} is not one of {', '.join(map(str, rule))}{_suggest(found, rule)}"
-    if error.validator == "minimum":
-        return f"{key}: {found!r} is too small; the least is {rule}"
-    if error.validator == "maximum":
-        return f"{key}: {found!r} is too large; the most is {rule}"
-    if error.validator == "pattern":
-        return f"{key}: {found!r} does not have the form {rule}"
-    if error.validator in ("minItems", "minProperties", "minLength"):
-        return f"{key}: is empty; give at least one entry"
+    match error.validator:
+        case "oneOf" if isinstance(found, dict):
+            return _describe_alternatives(key, error)
+        case "oneOf":
+            return _describe(error.context[0])
+        case "additionalProperties":
+            known = list(error.schema.get("properties", {}))
+            name = next(name for name in found if name not in known)
+            return f"{key}: unknown key '{name}'{_suggest(name, known)}"
+        case "required":
+            name = next(name for name in rule if name not in found)
+            return f"{key}: key '{name}' is missing"
+        case "type":
+            what = "is empty" if found is None else f"{found!r} is a {_type(found)}"
+            overlay = _OVERLAY if isinstance(found, str) else ""
+            return f"{key}: {what}, expected a {_type_name(rule)}{overlay}"
+        case "enum":
+            near = _nearest(found, rule)
+            return f"{key}: {found!r} is not one of {', '.join(map(str, rule))}{near}"
+        case "const":
+            return f"{key}: {found!r} is not possible; the only value is {json.dumps(rule)}"
+        case "minimum":
+            return f"{key}: {found!r} is too small; the least is {rule}"
+        case "maximum":
+            return f"{key}: {found!r} is too large; the most is {rule}"
+        case "pattern":
+            expected = error.schema["description"].removesuffix(".")
+            return f"{key}: '{found}' does not fit; expected: {expected}"
+        case "minItems" | "minProperties" | "minLength" if not found:
+            return f"{key}: is empty; give at least one entry"
+        case "contains":
+            return f"{key}: {', '.join(map(str, found))} lacks {rule['const']}; add it"
+        case "uniqueItems":
+            twice = next(item for i, item in enumerate(found) if item in found[:i])
+            return f"{key}: names {twice} twice; remove one"
     return f"{key}: {error.message}"
+
+
+def _describe_alternatives(key: str, error: Any) -> str:
+    """Return one line for a mapping that is none of its possible forms.
+
+    If one form shares more keys with it than any other, that was meant, and its first violation is
+    described; else all forms are named.
+    """
+    forms = error.validator_value
+    shared = [len(error.instance.keys() & form["properties"].keys()) for form in forms]
+    best = max(shared)
+    if best and shared.count(best) == 1:
+        # schema_path: the form's number, then the rest.
+        causes = [c for c in error.context if c.schema_path[0] == shared.index(best)]
+        return _describe(min(causes, key=_depth_first))
+    names = ", ".join(error.instance) or "none"
+    known = " | ".join(", ".join(form["required"]) for form in forms)
+    return f"{key}: its keys ({names}) fit no known form; give one of: {known}"
 
 
 def _type(value: Any) -> str:
     names = {bool: "boolean", str: "string", int: "whole number", float: "number", list: "list"}
-    return "nothing" if value is None else names.get(type(value), "mapping")
+    return names.get(type(value), "mapping")
 
 
 def _type_name(rule: str) -> str:
@@ -128,8 +171,12 @@ def _type_name(rule: str) -> str:
 def _suggest(name: Any, known: Iterable[Any]) -> str:
     """Return the nearest known name as a question, and the known names."""
     names = [str(item) for item in known]
-    near = difflib.get_close_matches(str(name), names, n=1)
-    return (f"; did you mean '{near[0]}'?" if near else "") + f" (known: {', '.join(names)})"
+    return f"{_nearest(name, names)} (known: {', '.join(names) or 'none'})"
+
+
+def _nearest(name: Any, known: Iterable[Any]) -> str:
+    near = difflib.get_close_matches(str(name), [str(item) for item in known], n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _fill_defaults(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
@@ -149,34 +196,44 @@ def _fill_defaults(value: Any, schema: Mapping[str, Any], definitions: Mapping[s
 
 
 def _check_references(config: Config) -> None:
-    """Check that rows name rows that exist, and of the right split."""
-    datasets, scores = config["probes"], config["scores"]
-    calibration = config["ablation"]["calibration"]["dataset"]
-    for name, row in scores.items():
-        if "patching" in row and row["patching"] not in config["patching"]:
-            raise UserError(
-                f"config: scores.{name}.patching: unknown patching '{row['patching']}'"
-                f"{_suggest(row['patching'], config['patching'])}"
-            )
-    named = [
-        (f"{table}.{name}.dataset", row["dataset"])
-        for table in ("scores", "patching")
+    """Check that rows name rows that exist."""
+    references = [
+        (f"{table}.{name}.{key}", row[key], target)
+        for table, key, target in (
+            ("patching", "dataset", "probes"),
+            ("scores", "dataset", "probes"),
+            ("scores", "patching", "patching"),
+            ("tasks", "dataset", "probes"),
+        )
         for name, row in config[table].items()
-        if "dataset" in row
+        if key in row
     ]
-    named += [(f"tasks.{name}.dataset", row["dataset"]) for name, row in config["tasks"].items()]
-    named.append(("ablation.calibration.dataset", calibration))
-    for key, dataset in named:
-        if dataset not in datasets:
-            raise UserError(
-                f"config: {key}: unknown dataset '{dataset}'{_suggest(dataset, datasets)}"
-            )
+    references.append(
+        ("ablation.calibration.dataset", config["ablation"]["calibration"]["dataset"], "probes")
+    )
     for name, row in config["selectors"].items():
-        if "score" in row and row["score"] not in scores:
+        references += [(f"selectors.{name}.{key}", score, "scores") for key, score in _scores(row)]
+    for key, name, target in references:
+        if name not in config[target]:
+            kind = {"probes": "dataset", "scores": "score"}.get(target, target)
             raise UserError(
-                f"config: selectors.{name}.score: unknown score '{row['score']}'"
-                f"{_suggest(row['score'], scores)}"
+                f"config: {key}: unknown {kind} '{name}'{_suggest(name, config[target])}"
             )
+
+
+def _scores(selector: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the scores that a selector chooses by, each after the key that names it."""
+    for key in ("score", "matched_to"):
+        if key in selector:
+            yield key, selector[key]
+    for key in ("union", "difference"):
+        for score in selector.get(key, ()):
+            yield key, score
+
+
+def _check_splits(config: Config) -> None:
+    """Check that tasks are not answered on probes that heads or means were taken from."""
+    datasets, calibration = config["probes"], config["ablation"]["calibration"]["dataset"]
     for name, row in config["tasks"].items():
         if datasets[row["dataset"]]["split"] == "detect":
             raise UserError(
@@ -188,6 +245,39 @@ def _check_references(config: Config) -> None:
             f"config: ablation.calibration.dataset: '{calibration}' has split evaluate; calibrate "
             "on a dataset with split detect"
         )
+    used = [("ablation.calibration.dataset", calibration)]
+    for selector in config["selectors"].values():
+        for _, score in _scores(selector):
+            row = config["scores"][score]
+            # The public code detects and evaluates on the same probes.
+            if row.get("compat") == "official":
+                continue
+            if "patching" in row:
+                key = f"patching.{row['patching']}.dataset"
+                used.append((key, config["patching"][row["patching"]]["dataset"]))
+            elif "dataset" in row:
+                used.append((f"scores.{score}.dataset", row["dataset"]))
+    for key, found_on in used:
+        for task, row in config["tasks"].items():
+            one, other = datasets[found_on], datasets[row["dataset"]]
+            shared = Path(one["needles"]).resolve() == Path(other["needles"]).resolve()
+            if shared and (one["split"], other["split"]) != ("detect", "evaluate"):
+                raise UserError(
+                    f"config: {key}: '{found_on}' (split {one['split']}) shares needles with "
+                    f"'{row['dataset']}' (split {other['split']}) of task {task}; give them split "
+                    "detect and split evaluate"
+                )
+
+
+def _check_directions(config: Config) -> None:
+    """Check that scores read captured directions; unit is derived from raw, which always is."""
+    for name, row in config["scores"].items():
+        direction = row.get("direction", "raw")
+        if direction not in (*config["directions"], "unit"):
+            raise UserError(
+                f"config: scores.{name}.direction: {direction} is not captured; add it to "
+                f"directions ({', '.join(config['directions'])})"
+            )
 
 
 def _check_model(name: str, row: Mapping[str, Any]) -> None:
@@ -210,22 +300,36 @@ def _check_model(name: str, row: Mapping[str, Any]) -> None:
             )
 
 
-def _check_probes(name: str, row: Mapping[str, Any]) -> None:
-    """Check that the files a row of probes names exist."""
-    for key in ("needles", "haystacks"):
-        if key in row and not Path(row[key]).exists():
-            raise UserError(f"config: probes.{name}.{key}: {row[key]} does not exist")
+def _check_files(config: Config) -> None:
+    """Check that the files that rows name exist."""
+    for name, row in config["probes"].items():
+        if not Path(row["needles"]).is_file():
+            raise UserError(f"config: probes.{name}.needles: {row['needles']} is no file")
+        if "haystacks" in row and not Path(row["haystacks"]).exists():
+            raise UserError(f"config: probes.{name}.haystacks: {row['haystacks']} does not exist")
+    for name, row in config["selectors"].items():
+        if "heads_file" in row and not Path(row["heads_file"]).is_file():
+            raise UserError(f"config: selectors.{name}.heads_file: {row['heads_file']} is no file")
 
 
 def _check_head_counts(config: Config) -> None:
     """Check k against the heads of every model whose config lies on this machine."""
     most = max(config["ablation"]["k"])
     for name, row in config["models"].items():
-        if "folder" not in row["source"]:
+        if "hub" in row["source"]:
             continue
-        path = Path(row["source"]["folder"]) / "config.json"
-        model = json.loads(path.read_text(encoding="utf-8"))
+        folder = row["source"].get("folder") or converted_folder(config, name)
+        path = Path(folder) / "config.json"
+        if not path.is_file():  # a wheel that is not converted yet
+            continue
+        try:
+            model = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"config: models.{name}: {path} is not a JSON object ({error})"
+            ) from None
         model = model.get("text_config", model)
+        # Families that name these otherwise, such as GPT-2, are checked once their heads are scored.
         heads = model.get("num_hidden_layers", 0) * model.get("num_attention_heads", 0)
         if heads and most > heads:
             raise UserError(

@@ -18,11 +18,66 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from workflow_scripts.common.models import LanguageModel
 
 CHUNK_TOKENS = 1024
 """Prompt tokens of a row that run at once: bounds masks and activations for long contexts."""
+
+
+ROOM_TOKENS = 64
+"""Positions that a layer's cache grows by, so that decoding does not copy it at every step."""
+
+
+class _GrowingLayer(DynamicLayer):
+    """Keys and values of one layer in buffers with room to grow.
+
+    The library's own layer joins the whole cache anew for every token.
+    """
+
+    _buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        held, new = self.get_seq_length(), key_states.shape[-2]
+        if self._buffers is None or held + new > self._buffers[0].shape[-2]:
+            room = 0 if held == 0 else ROOM_TOKENS
+            self._buffers = tuple(
+                _with_room(self._held(old, held), states, held + new + room)
+                for old, states in ((self.keys, key_states), (self.values, value_states))
+            )  # type: ignore[assignment]
+        for buffer, states in zip(self._buffers or (), (key_states, value_states), strict=True):
+            buffer[..., held : held + new, :] = states
+        self.keys, self.values = (b[..., : held + new, :] for b in self._buffers or ())
+        return self.keys, self.values
+
+    @staticmethod
+    def _held(states: Any, length: int) -> Tensor | None:
+        return states[..., :length, :] if length else None
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._buffers = None
+
+
+def _with_room(held: Tensor | None, like: Tensor, positions: int) -> Tensor:
+    """Return a buffer of some positions that begins with what is held."""
+    buffer = like.new_empty((*like.shape[:-2], positions, like.shape[-1]))
+    if held is not None:
+        buffer[..., : held.shape[-2], :] = held
+    return buffer
+
+
+class GrowingCache(DynamicCache):
+    """A full cache of every layer, windowed ones too, so that positions stay those of the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_class_to_replicate = _GrowingLayer
 
 
 @dataclass
@@ -165,7 +220,7 @@ def keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
     return [(keys, values) for keys, values, _ in cache]
 
 
-def copy_rows(cache: DynamicCache, index: Callable[[int], Tensor], length: int) -> DynamicCache:
+def copy_rows(cache: DynamicCache, index: Callable[[int], Tensor], length: int) -> GrowingCache:
     """Return a cache with chosen rows and the first `length` positions of another.
 
     Parameters
@@ -177,18 +232,18 @@ def copy_rows(cache: DynamicCache, index: Callable[[int], Tensor], length: int) 
     length
         Positions to keep.
     """
-    copied = DynamicCache()
+    copied = GrowingCache()
     for number, (keys, values) in enumerate(keys_and_values(cache)):
         rows = index(number).to(keys.device)
         copied.update(keys[rows, :, :length], values[rows, :, :length], number)
     return copied
 
 
-def join_rows(caches: Sequence[DynamicCache]) -> DynamicCache:
+def join_rows(caches: Sequence[GrowingCache]) -> GrowingCache:
     """Return one cache with the rows of several of equal length, in order."""
     if len(caches) == 1:
         return caches[0]
-    joined = DynamicCache()
+    joined = GrowingCache()
     for number, layers in enumerate(zip(*map(keys_and_values, caches), strict=True)):
         keys, values = zip(*layers, strict=True)
         joined.update(torch.cat(keys), torch.cat(values), number)
@@ -206,13 +261,13 @@ class PrefixRunner:
         self.lm = lm
         self.conditions = conditions
         self._ids: list[int] = []
-        self._cache = DynamicCache()
+        self._cache = GrowingCache()
 
     def _extend_to(self, prefix: list[int]) -> None:
         """Make the kept cache hold exactly `prefix`, reusing what it shares with the last one."""
         common = common_prefix([self._ids, prefix])
         if common == 0:
-            self._cache = DynamicCache()
+            self._cache = GrowingCache()
         elif common < len(self._ids):
             self._cache.crop(common - len(self._ids))
         rest = prefix[common:]
@@ -224,14 +279,14 @@ class PrefixRunner:
             run_conditions(self.lm, ids, self._cache, 1, self.conditions)
         self._ids = prefix
 
-    def prefix(self, ids: list[int]) -> DynamicCache:
+    def prefix(self, ids: list[int]) -> GrowingCache:
         """Return the cache of a prefix, one row a condition that has left the trunk; read only."""
         self._extend_to(ids)
         return self._cache
 
     def prefill(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], shared: int
-    ) -> tuple[DynamicCache, Tensor]:
+    ) -> tuple[GrowingCache, Tensor]:
         """Prefill prompts of equal length under all conditions.
 
         Parameters
@@ -252,7 +307,7 @@ class PrefixRunner:
         """
         width, length, conditions = len(prompts), len(prompts[0]), self.conditions
         self._extend_to(list(prompts[0][:shared]))
-        cache = DynamicCache()
+        cache = GrowingCache()
         if shared:
             cache = copy_rows(
                 self._cache,
@@ -275,7 +330,7 @@ class PrefixRunner:
 
 def prefill_batch(
     runner: PrefixRunner, prompts: Sequence[Sequence[int]], batch: Sequence[Group]
-) -> tuple[DynamicCache, Tensor]:
+) -> tuple[GrowingCache, Tensor]:
     """Prefill the groups of a batch and join their rows for decoding.
 
     Returns
@@ -410,7 +465,8 @@ def decode_greedily(
         going = [i for i, row in enumerate(rows) if not stopped[row]]
         if not going or position == max_new_tokens - 1:
             break
-        if drop_finished and len(going) < len(rows):
+        # Dropping rows copies the cache, so it waits until a quarter of them has ended.
+        if drop_finished and len(going) <= 0.75 * len(rows):
             keep = torch.tensor(going, device=conditions.rows.device)
             cache.batch_select_indices(keep)
             conditions.rows = conditions.rows[keep]

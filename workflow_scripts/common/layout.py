@@ -6,6 +6,7 @@ devices, batch sizes, source text or times. Expensive artifacts lie under the ha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -47,11 +48,17 @@ def _digest(path: str, size: int, mtime_ns: int) -> str:
 
 
 def content_digests(paths: Iterable[str | Path]) -> dict[str, str]:
-    """Return the SHA-256 of each file by its name, so that moving a folder changes nothing."""
+    """Return the SHA-256 of each file by its name, so that moving a folder changes nothing.
+
+    Files of the same name have that of their folder before it, as haystacks do.
+    """
+    files = sorted(map(Path, paths))
+    names = Counter(path.name for path in files)
     found = {}
-    for path in sorted(map(Path, paths)):
+    for path in files:
+        name = path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}"
         stat = path.stat()
-        found[path.name] = _digest(str(path), stat.st_size, stat.st_mtime_ns)
+        found[name] = _digest(str(path), stat.st_size, stat.st_mtime_ns)
     return found
 
 
@@ -68,7 +75,7 @@ def model_spec(config: Config, model: str) -> dict[str, Any]:
 
 
 def _is_model_file(path: Path) -> bool:
-    return path.suffix in (".json", ".safetensors", ".jinja", ".model", ".txt")
+    return path.suffix in (".json", ".safetensors", ".bin", ".jinja", ".model", ".txt")
 
 
 def wheel_key(config: Config, model: str) -> str | None:
@@ -210,11 +217,20 @@ def generations_spec(config: Config, model: str, task: str) -> dict[str, Any]:
 
 def selection_spec(config: Config, model: str) -> dict[str, Any]:
     """Return what determines which heads are ablated, on which tasks."""
+    files = {row["heads_file"] for row in config["selectors"].values() if "heads_file" in row}
     return {
         "model": model,
         "selectors": config["selectors"],
+        "imported": {
+            name: content_digests([row["heads_file"]])
+            for name, row in config["selectors"].items()
+            if "heads_file" in row
+        },
+        "seed": config["seed"],
         "k": config["ablation"]["k"],
         "mode": config["ablation"]["mode"],
         "site": config["ablation"]["site"],
+        "heads_files": content_digests(files),
+        "seed": config["seed"],
         "tasks": {task: generations_spec(config, model, task) for task in config["tasks"]},
     }

@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from workflow_scripts.common.attention import AttentionCall, tapped
 from workflow_scripts.common.decoding import (
     Conditions,
+    GrowingCache,
     PrefixRunner,
     copy_rows,
     order_conditions,
@@ -136,7 +137,7 @@ def _last_logits(
 
     Shape (conditions, answer tokens, vocabulary).
     """
-    cache = DynamicCache()
+    cache: DynamicCache = GrowingCache()
     if pair.first:
         rows: Callable[[int], Tensor] = lambda n: torch.zeros(  # noqa: E731
             conditions.active(n), dtype=torch.long
