@@ -163,9 +163,9 @@ def test_a_completed_config_is_valid_and_complete(config: Config) -> None:
         ("probes.nolima.depths", [-1], "probes.nolima.depths.0: -1 is too small; the least is 0"),
         (
             "models.tiny.dtype",
-            "float8",
-            "models.tiny.dtype: 'float8' is not one of float32, bfloat16, float16; did you mean "
-            "'float16'?",
+            "bfloat",
+            "models.tiny.dtype: 'bfloat' is not one of float32, bfloat16, float16; did you mean "
+            "'bfloat16'?",
         ),
         (
             "models.tiny.device",

@@ -221,12 +221,6 @@ def selection_spec(config: Config, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "selectors": config["selectors"],
-        "imported": {
-            name: content_digests([row["heads_file"]])
-            for name, row in config["selectors"].items()
-            if "heads_file" in row
-        },
-        "seed": config["seed"],
         "k": config["ablation"]["k"],
         "mode": config["ablation"]["mode"],
         "site": config["ablation"]["site"],

@@ -1,0 +1,36 @@
+"""The conda environments, the lock and pyproject.toml name the same versions."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+
+def lock() -> dict[str, str]:
+    lines = Path("requirements.lock").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {name.lower().replace("_", "-"): version for name, version in pins}
+
+
+def runtime() -> list[Requirement]:
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    return [Requirement(text) for text in project["dependencies"]]
+
+
+def test_the_lock_satisfies_every_dependency() -> None:
+    pins = lock()
+    for requirement in runtime():
+        assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_conda_environment_pins_the_dependencies_as_the_lock_does(name: str) -> None:
+    dependencies = yaml.safe_load(Path(f"envs/{name}.yaml").read_text())["dependencies"]
+    (pip,) = (entry["pip"] for entry in dependencies if isinstance(entry, dict))
+    pins = dict(line.split("==") for line in pip if "==" in line)
+    found = {key.lower().replace("_", "-"): version for key, version in pins.items()}
+    assert found == {r.name.lower(): lock()[r.name.lower()] for r in runtime()}
