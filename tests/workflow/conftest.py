@@ -1,154 +1,33 @@
-"""The project copied into a temporary folder, with the planted model, and Snakemake started there."""
+"""A finished run of the whole workflow, and copies of it for the tests to change."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = "results/tiny/ablation.parquet"
-PARTS = ("Snakefile", "rules", "profiles", "envs", "workflow_scripts", "data/models/tiny")
-
-# A job's heading in Snakemake's list, its lines, and the empty line that ends it.
-_JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .+\n)+)", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a Snakemake command said.
-
-    Attributes
-    ----------
-    code
-        Its exit status.
-    text
-        All that it printed.
-    jobs
-        How often each rule was listed or run.
-    """
-
-    code: int
-    text: str
-
-    @property
-    def jobs(self) -> Counter[str]:
-        return Counter(name for name, _ in _JOB.findall(self.text))
-
-    def lines_of(self, rule: str, field: str) -> list[str]:
-        """Return a field, such as output or wildcards, of every job of a rule."""
-        wanted = re.compile(rf"^    {field}: (.+)$", re.MULTILINE)
-        return [
-            found
-            for name, job in _JOB.findall(self.text)
-            if name == rule
-            for found in wanted.findall(job)
-        ]
-
-
-@dataclass(frozen=True)
-class Project:
-    """A copy of the project in a folder of its own."""
-
-    folder: Path
-
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
-
-    def run(self, *arguments: str, env: dict[str, str] | None = None) -> Run:
-        """Run Snakemake to its end."""
-        done = subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=environment() if env is None else env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        return Run(done.returncode, done.stdout)
-
-    def make(self, target: str = TARGET) -> Run:
-        """Make a target; it must succeed."""
-        run = self.run(target)
-        assert run.code == 0, run.text
-        return run
-
-    def would_run(self, target: str = TARGET) -> Run:
-        """List what a target needs."""
-        run = self.run("--dry-run", target)
-        assert run.code == 0, run.text
-        return run
-
-    def edit_config(self, change: Callable[[dict[str, Any]], Any]) -> None:
-        path = self.folder / "config.yaml"
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        change(config)
-        path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-
-    def replace(self, file: str, old: str, new: str) -> None:
-        """Edit a file; the old text must be in it."""
-        path = self.folder / file
-        text = path.read_text(encoding="utf-8")
-        assert old in text
-        path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-    def tables(self) -> dict[str, bytes]:
-        """Return the bytes of every Parquet file and shard under results/."""
-        results = self.folder / "results"
-        return {
-            path.relative_to(results).as_posix(): path.read_bytes()
-            for suffix in ("parquet", "zarr.zip")
-            for path in sorted(results.rglob(f"[!.]*.{suffix}"))
-        }
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-
-
-def copied_project(folder: Path) -> Project:
-    """Copy the sources, without anything that was made from them; tiny.yaml becomes config.yaml."""
-    ignored = shutil.ignore_patterns("__pycache__", ".tmp-*")
-    for part in PARTS:
-        source, target = ROOT / part, folder / part
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=ignored)
-        else:
-            shutil.copy(source, target)
-    shutil.copy(Path(__file__).with_name("tiny.yaml"), folder / "config.yaml")
-    return Project(folder)
+from snakemake_project import Project, Run, copied_project
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Run]:
-    """The main target made once, in a folder with a space in its path; never changed by a test."""
-    project = copied_project(tmp_path_factory.mktemp("a run") / "of the project")
+    """The main target made once; never changed by a test."""
+    project = copied_project(tmp_path_factory.mktemp("finished") / "a project")
     return project, project.make()
 
 
 @pytest.fixture
 def project(finished: tuple[Project, Run], tmp_path: Path) -> Project:
     """A copy of the finished run, Snakemake's records included, to be changed at will."""
-    shutil.copytree(finished[0].folder, tmp_path / "copy")
-    return Project(tmp_path / "copy")
+    folder = tmp_path / "a copy"
+    shutil.copytree(finished[0].folder, folder)
+    return Project(folder)
 
 
 @pytest.fixture
 def clone(finished: tuple[Project, Run], tmp_path: Path) -> Project:
     """A fresh copy of the project, newer than the store that was copied into it."""
-    folder = tmp_path / "clone"
+    folder = tmp_path / "a clone"
     # As cp -r does: the copied files are new, in no particular order.
     shutil.copytree(
         finished[0].folder / "results/store",
