@@ -115,3 +115,35 @@ rule summary:
         code=code_of("ablation/show.py"),
     script:
         "../workflow_scripts/ablation/show.py"
+
+
+rule compare:
+    input:
+        selection="results/{model}/selection.parquet",
+        generations=lambda wildcards: ancient(generations_of(wildcards.model)),
+    output:
+        "results/{model}/significance.parquet",
+    log:
+        "results/{model}/logs/compare.log",
+    benchmark:
+        "results/{model}/benchmarks/compare.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        spec=canonical_json(
+            {
+                "seed": config["seed"],
+                "random": sorted(
+                    name
+                    for name, row in config["selectors"].items()
+                    if "random" in row
+                ),
+            }
+        ),
+        code=code_of("ablation/compare.py"),
+    script:
+        "../workflow_scripts/ablation/compare.py"
