@@ -33,7 +33,7 @@ def no_torch(tmp_path: Path) -> dict[str, str]:
 def refused(project: Project, *arguments: str, env: dict[str, str]) -> str:
     """Return the one line with which a run is refused."""
     started = time.monotonic()
-    run = project.run(*arguments, TARGET, env=env)
+    run = project.run(TARGET, *arguments, env=env)
     elapsed = time.monotonic() - started
     assert run.code == 1, run.text
     assert "Traceback" not in run.text

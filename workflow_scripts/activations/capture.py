@@ -19,6 +19,7 @@ from workflow_scripts.activations.capture_probes import (
     shard_arrays,
     token_texts,
 )
+from workflow_scripts.activations.tuned_lens import read_lens
 from workflow_scripts.common.artifacts import read_table
 from workflow_scripts.common.models import (
     LanguageModel,
@@ -59,6 +60,10 @@ def main(snakemake: Any) -> None:
     probes = shard_rows(table, snakemake.wildcards.shard)
     text_config = load_config(source_of_rule(snakemake)).get_text_config(decoder=True)
     lm = model_of_rule(snakemake)
+    if "tuned_lens" in spec["directions"]:
+        width = lm.unembedding().shape[1]
+        path = config["models"][snakemake.wildcards.model]["tuned_lens"]
+        lm.lens = read_lens(path, len(lm.layers), width)
     log.info("capture %s: %d probes on %s", snakemake.output.shard, probes.height, lm.device)
     with tqdm(total=probes.height, desc="capture", unit="probe", file=sys.stderr) as bar:
         results = capture_probes(

@@ -26,7 +26,7 @@ def layer_directions(names: list[str], lm: LanguageModel, raw: Tensor) -> dict[s
     names
         "raw": the unembedding row itself. "frozen_norm": the row seen through the norms between the
         attention and the logit, frozen; its factor lacks 1 / rms(h_L), known only after the last
-        layer (`final_factors`).
+        layer (`final_factors`). "tuned_lens": u' = (I + A_l)^T u with the model's lens.
     raw
         Unembedding rows, float32, shape (batch, queries, d_model).
     """
@@ -40,7 +40,14 @@ def layer_directions(names: list[str], lm: LanguageModel, raw: Tensor) -> dict[s
         direction = raw * _on(gain, raw) * _on(norm_gain(norm), raw)
         return direction, inverse_rms(layer.projection(output), norm)
 
-    known: dict[str, LayerDirection] = {"raw": raw_direction, "frozen_norm": frozen_norm}
+    def tuned_lens(layer: HeadLayer, output: Tensor) -> tuple[Tensor, float]:
+        return raw + raw @ lm.lens[layer.index].to(raw.device), 1.0
+
+    known: dict[str, LayerDirection] = {
+        "raw": raw_direction,
+        "frozen_norm": frozen_norm,
+        "tuned_lens": tuned_lens,
+    }
     return {name: known[name] for name in names}
 
 

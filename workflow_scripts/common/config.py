@@ -271,6 +271,13 @@ def _check_splits(config: Config) -> None:
 
 def _check_directions(config: Config) -> None:
     """Check that scores read captured directions; unit is derived from raw, which always is."""
+    if "tuned_lens" in config["directions"]:
+        for name, row in config["models"].items():
+            if not Path(row.get("tuned_lens", "")).is_file():
+                raise UserError(
+                    f"config: models.{name}.tuned_lens: {row.get('tuned_lens', 'missing')}: name the "
+                    "file of this model's lens, or take tuned_lens out of directions"
+                )
     for name, row in config["scores"].items():
         direction = row.get("direction", "raw")
         if direction not in (*config["directions"], "unit"):

@@ -150,13 +150,17 @@ def haystack_paths(source: str | Path) -> list[Path]:
 
 def activations_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
     """Return what determines the shards of a dataset."""
-    return {
+    row = config["models"][model]
+    spec = {
         "model": model_spec(config, model),
-        "dtype": config["models"][model]["dtype"],
+        "dtype": row["dtype"],
         "directions": sorted(config["directions"]),
         "probes": probes_spec(config, model, dataset),
         "version": CAPTURE_VERSION,
     }
+    if "tuned_lens" in config["directions"]:
+        spec["tuned_lens"] = list(content_digests([row["tuned_lens"]]).values())
+    return spec
 
 
 def shard_names(config: Config, dataset: str) -> list[str]:

@@ -65,12 +65,15 @@ class LanguageModel:
         Its attention layers, in order.
     eos_ids
         Token ids that end a generation.
+    lens
+        A of each layer's tuned lens, float32, (d_model, d_model); empty without one.
     """
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
     layers: list[HeadLayer]
     eos_ids: frozenset[int]
+    lens: list[Tensor] = field(default_factory=list)
     _newline: dict[int, bool] = field(default_factory=dict)
 
     @property
