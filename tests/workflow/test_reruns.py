@@ -73,7 +73,7 @@ def test_the_order_of_keys_in_the_config_makes_nothing(project):
 
     path = project.folder / "config.yaml"
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert list(config)[0] == "store"
+    assert next(iter(config)) == "store"
     path.write_text(yaml.safe_dump(reverse(config), sort_keys=False), encoding="utf-8")
     assert NOTHING in project.would_run().text
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workflow_scripts.common.architecture import HeadLayer, final_norm, inverse_rms, norm_gain
+from workflow_scripts.common.architecture import HeadLayer, before_norm, final_norm, inverse_rms
 from workflow_scripts.common.models import LanguageModel
 
 LayerDirection = Callable[[HeadLayer, Tensor], tuple[Tensor, Tensor | float]]
@@ -36,8 +36,7 @@ def layer_directions(names: list[str], lm: LanguageModel, raw: Tensor) -> dict[s
 
     def frozen_norm(layer: HeadLayer, output: Tensor) -> tuple[Tensor, Tensor]:
         norm = layer.post_attention_norm()
-        gain = norm_gain(final_norm(lm.model))
-        direction = raw * _on(gain, raw) * _on(norm_gain(norm), raw)
+        direction = before_norm(before_norm(raw, final_norm(lm.model)), norm)
         return direction, inverse_rms(layer.projection(output), norm)
 
     def tuned_lens(layer: HeadLayer, output: Tensor) -> tuple[Tensor, float]:
@@ -54,7 +53,3 @@ def layer_directions(names: list[str], lm: LanguageModel, raw: Tensor) -> dict[s
 def final_factors(lm: LanguageModel, hidden: Tensor) -> Tensor:
     """Return 1 / rms(h_L) per row, (batch, queries), from the final norm's input."""
     return inverse_rms(hidden, final_norm(lm.model))
-
-
-def _on(gain: Tensor | float, like: Tensor) -> Tensor:
-    return torch.as_tensor(gain, device=like.device)

@@ -181,18 +181,32 @@ def attention_modules(model: nn.Module) -> list[tuple[nn.Module, nn.Module, nn.M
     return found
 
 
-def norm_gain(norm: nn.Module | None) -> Tensor | float:
-    """Return the elementwise gain of a norm, float32 (d_model,): 1 + w for Gemma, w else, 1 for None."""
+def before_norm(direction: Tensor, norm: nn.Module | None) -> Tensor:
+    """Return the direction before a frozen norm that equals `direction` after it, less 1 / rms.
+
+    The gain is 1 + w for Gemma, else w. LayerNorm also takes the mean out of what it reads, so its
+    direction has none. Both are float32, (..., d_model); without a norm nothing changes.
+    """
     if norm is None:
-        return 1.0
-    weight: Tensor = norm.weight.detach().float()  # type: ignore[operator]
-    return 1.0 + weight if type(norm).__name__.startswith("Gemma") else weight
+        return direction
+    gain: Tensor = norm.weight.detach().float().to(direction.device)  # type: ignore[operator]
+    if type(norm).__name__.startswith("Gemma"):
+        gain = 1.0 + gain
+    direction = direction * gain
+    if isinstance(norm, nn.LayerNorm):
+        direction = direction - direction.mean(-1, keepdim=True)
+    return direction
 
 
 def inverse_rms(values: Tensor, norm: nn.Module | None) -> Tensor:
-    """Return 1 / rms over the last axis with the norm's own epsilon, float32; 1 without a norm."""
-    squares = values.float().pow(2).mean(-1)
+    """Return 1 / rms over the last axis with the norm's own epsilon, float32; 1 without a norm.
+
+    For LayerNorm, of the values less their mean.
+    """
+    values = values.float()
     if norm is None:
-        return torch.ones_like(squares)
+        return torch.ones_like(values[..., 0])
+    if isinstance(norm, nn.LayerNorm):
+        values = values - values.mean(-1, keepdim=True)
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))
-    return torch.rsqrt(squares + epsilon)
+    return torch.rsqrt(values.pow(2).mean(-1) + epsilon)
