@@ -32,8 +32,6 @@ class Run:
         Its exit status.
     text
         All that it printed.
-    jobs
-        How often each rule was listed or run.
     """
 
     code: int
@@ -41,6 +39,7 @@ class Run:
 
     @property
     def jobs(self) -> Counter[str]:
+        """How often each rule was listed or run."""
         return Counter(name for name, _ in _JOB.findall(self.text))
 
     def lines_of(self, rule: str, field: str) -> list[str]:
