@@ -6,16 +6,25 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 MODEL := smollm2-135m
+# Tried in this order; `make PYTHON=/path/to/python3.12 ...` names another.
+PYTHON ?= python3.11 python3
+# Snakemake starts a script's interpreter by its unquoted path. In a folder with a space in its path the
+# environment therefore lies in the user's cache, and .venv is a link to it.
+CACHE := $${XDG_CACHE_HOME:-$$HOME/.cache}/locos-workflow
+PLACE := $(if $(word 2,$(CURDIR)),$(CACHE)/$(shell pwd | cksum | cut -d' ' -f1),$(VENV))
 
 help: ## Say what there is.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 $(READY): requirements.lock
-	@python=$$(command -v python3.11 || command -v python3) && \
-	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: needs Python 3.11 or newer as python3.11 or python3" >&2; exit 1; }; \
-	$$python -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@for python in $(PYTHON) none; do \
+	  "$$python" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+	done; \
+	test "$$python" != none || { echo "error: no Python 3.11 or newer with its venv module among:" \
+	  "$(PYTHON); install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }; \
+	place="$(PLACE)"; rm -rf $(VENV); "$$python" -m venv --clear "$$place" && \
+	{ test "$$place" = $(VENV) || ln -s "$$place" $(VENV); }
+	. $(BIN)/activate && python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@touch $(READY)
 
 demo: $(READY) ## Set up, then run the main job on the embedded model and print its result.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from transformers.utils import is_accelerate_available, is_gguf_available
 
 
 def lock() -> dict[str, str]:
@@ -25,6 +26,15 @@ def test_the_lock_satisfies_every_dependency() -> None:
     pins = lock()
     for requirement in runtime():
         assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
+
+
+def test_the_environment_has_what_transformers_needs_to_read_gguf() -> None:
+    assert is_gguf_available()
+    assert is_accelerate_available()
+
+
+def test_no_pin_names_a_build_that_only_one_index_has() -> None:
+    assert not [name for name, version in lock().items() if "+" in version]
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])

@@ -18,7 +18,7 @@ from workflow_scripts.common import decoding
 from workflow_scripts.common.architecture import REFUSED, refuse_unknown_family
 from workflow_scripts.common.decoding import Conditions, PrefixRunner
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.common.models import LanguageModel
+from workflow_scripts.common.models import LanguageModel, wrap_model
 from workflow_scripts.common.shards import REGIONS
 
 WINDOWED = {"gemma2": [0], "gemma3_text": [0], "gemma3": [0], "olmo3": [0], "gpt_oss": [0]}
@@ -133,23 +133,35 @@ def test_alpha_and_phi_equal_the_familys_own_eager_attention(
                 expected = float(unembedding[token] @ written)
                 found = capture.dense["phi_raw"][layer.index, head, cells].sum()
                 worst = max(worst, abs(found - expected) / (scale * float(written.norm())))
+    assert offset == capture.dense["alpha"].shape[2]
     print(f"{family}: sum of phi against u . W_O z, relative error {worst:.1e}")
     assert worst < 1e-5
 
 
+def test_log_probabilities_are_those_of_the_rows_that_predict_the_answer(
+    lm: LanguageModel,
+) -> None:
+    prompt, generated = random_ids(40, 14), random_ids(3, 15)
+    capture = capture_of(lm, prompt, generated, ["raw"])
+    _, out = inside(lm, prompt + generated[:-1])
+    assert np.isnan(capture.logprob[:7]).all()
+    for step, token in enumerate(generated):
+        row = out.logits[0, len(prompt) - 1 + step].double()
+        expected = float(row[token] - row.exp().sum().log())
+        assert capture.logprob[7 + step] == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("family", [*POST_NORM, *LAYER_NORM, "llama", "gpt_oss"], indirect=True)
 def test_frozen_norm_sums_to_the_sublayers_part_of_the_logit(lm: LanguageModel) -> None:
-    """Frozen norms are linear: take their Jacobian-free form from the norm's own output.
-
-    A norm with its statistics frozen is y = gain * (x - mean) / scale. Its action on a part of x
-    is measured on the module itself, run on x, then divided out by hand.
-    """
+    """A norm with its statistics frozen is linear: gain * (part - its mean) / scale of the whole."""
     prompt, generated = random_ids(40, 5), random_ids(2, 6)
     capture = capture_of(lm, prompt, generated, ["raw", "frozen_norm"])
     hidden: list[Tensor] = []
     decoder = lm.model.get_decoder() if hasattr(lm.model, "get_decoder") else lm.model.base_model
     decoder = getattr(decoder, "language_model", decoder)
-    norm = next(getattr(decoder, n) for n in ("norm", "ln_f", "final_layer_norm") if hasattr(decoder, n))
+    norm = next(
+        getattr(decoder, n) for n in ("norm", "ln_f", "final_layer_norm") if hasattr(decoder, n)
+    )
     hook = norm.register_forward_pre_hook(lambda module, args: hidden.append(args[0][0]))
     kept, _ = inside(lm, prompt + generated[:-1])
     hook.remove()
@@ -160,7 +172,9 @@ def test_frozen_norm_sums_to_the_sublayers_part_of_the_logit(lm: LanguageModel) 
         gain = module.weight.double()
         if "Gemma" in type(module).__name__:
             gain = 1 + gain
-        epsilon = next(getattr(module, n) for n in ("variance_epsilon", "eps") if hasattr(module, n))
+        epsilon = next(
+            getattr(module, n) for n in ("variance_epsilon", "eps") if hasattr(module, n)
+        )
         if isinstance(module, torch.nn.LayerNorm):
             at, part = at - at.mean(), part - part.mean()
         result: Tensor = gain * part / (at.square().mean() + epsilon).sqrt()
@@ -244,7 +258,5 @@ def test_a_model_that_gates_its_attention_output_is_refused_by_the_identity_chec
     lm = random_model("llama")
     projection = lm.layers[1].projection
     projection.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
-    from workflow_scripts.common.models import wrap_model
-
     with pytest.raises(UserError, match="layer 1: the attention output is changed before W_O"):
         wrap_model(lm.model, lm.tokenizer)

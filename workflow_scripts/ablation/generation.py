@@ -62,7 +62,7 @@ def generate(
         sets = [intervention.head_sets[number] for number in numbers]
         conditions = Conditions([first_layer(heads) for heads in sets])
         part = replace(intervention, head_sets=sets)
-        runner = PrefixRunner(lm, conditions)
+        runner = PrefixRunner(lm, conditions, _shareable(prompts, part))
 
         def run(
             batch: list[Group], runner: PrefixRunner = runner, numbers: list[int] = numbers
@@ -79,6 +79,14 @@ def generate(
         [answers[condition, prompt] for prompt in range(len(prompts))]
         for condition in range(len(intervention.head_sets))
     ]
+
+
+def _shareable(prompts: Sequence[Sequence[int]], intervention: Intervention) -> list[int] | None:
+    """Return how many leading tokens of each prompt know nothing of its own needle; None for all."""
+    if intervention.mode != "knockout":
+        return None
+    spans = zip(prompts, intervention.needles, strict=True)
+    return [len(prompt) if span is None else span[0] for prompt, span in spans]
 
 
 def _condition_batches(head_sets: Sequence[Sequence[Head]], size: int) -> list[list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from workflow_scripts.common.architecture import HeadLayer, before_norm, final_norm, inverse_rms

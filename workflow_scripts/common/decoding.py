@@ -255,16 +255,30 @@ class PrefixRunner:
 
     Prompts should come ordered by haystack, context length and depth: then each haystack is computed
     about once per condition, however many needles lie in it.
+
+    Parameters
+    ----------
+    lm, conditions
+        The model, and the conditions it runs under.
+    shareable
+        Leading tokens of each prompt, by its number, that the conditions treat as they do in every
+        other prompt; all of them where left out.
     """
 
-    def __init__(self, lm: LanguageModel, conditions: Conditions) -> None:
+    def __init__(
+        self, lm: LanguageModel, conditions: Conditions, shareable: Sequence[int] | None = None
+    ) -> None:
         self.lm = lm
         self.conditions = conditions
+        self._shareable = shareable
         self._ids: list[int] = []
         self._cache = GrowingCache()
 
-    def _extend_to(self, prefix: list[int]) -> None:
-        """Make the kept cache hold exactly `prefix`, reusing what it shares with the last one."""
+    def _extend_to(self, prefix: list[int], number: int = 0) -> None:
+        """Make the kept cache hold exactly `prefix`, reusing what it shares with the last one.
+
+        `number` is that of a prompt which begins so.
+        """
         common = common_prefix([self._ids, prefix])
         if common == 0:
             self._cache = GrowingCache()
@@ -274,7 +288,7 @@ class PrefixRunner:
         # Until the pass has ended the cache holds nothing that may be relied on.
         self._ids = []
         if rest:
-            self.conditions.lay_out([0], self.lm.device)
+            self.conditions.lay_out([number], self.lm.device)
             ids = torch.tensor([rest], device=self.lm.device)
             run_conditions(self.lm, ids, self._cache, 1, self.conditions)
         self._ids = prefix
@@ -306,7 +320,9 @@ class PrefixRunner:
             Of the last position, shape (conditions * prompts, vocabulary).
         """
         width, length, conditions = len(prompts), len(prompts[0]), self.conditions
-        self._extend_to(list(prompts[0][:shared]))
+        if self._shareable is not None:
+            shared = min(shared, *(self._shareable[number] for number in numbers))
+        self._extend_to(list(prompts[0][:shared]), numbers[0])
         cache = GrowingCache()
         if shared:
             cache = copy_rows(
