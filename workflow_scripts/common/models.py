@@ -174,7 +174,7 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
             **source.arguments(),
             dtype=getattr(torch, dtype),
             attn_implementation=INTERFACE,
-            # A device map needs accelerate, which only users of several GPUs want.
+            # Only several GPUs need a device map.
             **({"device_map": "balanced"} if device_map == "balanced" else {}),
         )
     except (OSError, ValueError) as error:
