@@ -8,7 +8,7 @@ from workflow_scripts.common.config import validate
 from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes.sources import check_sources
-from workflow_scripts.scores.settings import parse_score
+from workflow_scripts.scores.settings import check_score
 from workflow_scripts.common.layout import (
     CONVERTED_FILES,
     TOKENIZER_FILES,
@@ -38,7 +38,7 @@ def check_row_sources(dataset, row):
 
 try:
     validated = validate(
-        config, ROOT, check_score=parse_score, check_sources=check_row_sources
+        config, ROOT, check_score=check_score, check_sources=check_row_sources
     )
 except UserError as error:
     sys.exit(f"error: {error}")
@@ -98,8 +98,14 @@ def patching_of(model, patching):
 
 
 def evidence_of(model, score):
-    """Return what a score is computed from: a dataset's shards, or the effects of patching."""
+    """Return what a score is computed from: a dataset's shards, or the effects of patching.
+
+    For a difference, both scores' files, those that they share once.
+    """
     row = config["scores"][score]
+    if "difference" in row:
+        files = [file for term in row["difference"] for file in evidence_of(model, term)]
+        return list(dict.fromkeys(files))
     if "patching" in row:
         return [patching_of(model, row["patching"])]
     return shards_of(model, row["dataset"])

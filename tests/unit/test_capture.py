@@ -88,6 +88,7 @@ def probe_row(
         "has_bos": True,
         "input_ids": ids,
         "max_new_tokens": new_tokens,
+        "forced_ids": None,
     }
     for name, (start, stop) in spans.items():
         row |= {f"{name}_start": start, f"{name}_end": stop}

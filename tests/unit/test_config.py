@@ -16,7 +16,7 @@ import yaml
 from workflow_scripts.common.config import SCHEMA_FILE, validate
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.layout import converted_folder
-from workflow_scripts.scores.settings import parse_score
+from workflow_scripts.scores.settings import check_score
 
 ROOT = Path(__file__).parents[2]
 Config = dict[str, Any]
@@ -108,6 +108,7 @@ def test_a_valid_config_is_completed_by_defaults_and_left_as_it_was(config: Conf
         "max_new_tokens": 50,
         "shards": 1,
         "needle": "present",
+        "answer": "generated",
         "max_skipped": 0.5,
     }
     assert completed["patching"]["filler"]["probes"] == 4
@@ -390,6 +391,29 @@ def test_patching_on_probes_of_a_task_is_refused_if_a_selector_uses_it(config: C
     assert message(config).startswith("config: patching.filler.dataset: 'nonliteral'")
 
 
+def test_a_difference_names_two_scores_that_are_none(config: Config) -> None:
+    config["scores"]["d"] = {"difference": ["locos", "locus"]}
+    assert "scores.d.difference: unknown score 'locus'" in message(config)
+    config["scores"]["d"] = {"difference": ["locos", "cri"]}
+    config["scores"]["e"] = {"difference": ["locos", "d"]}
+    assert "scores.e.difference: d is a difference itself" in message(config)
+    del config["scores"]["e"]
+    assert checked(config)["scores"]["d"] == {"difference": ["locos", "cri"]}
+
+
+def test_both_scores_of_a_difference_are_kept_off_the_probes_of_a_task(config: Config) -> None:
+    config["scores"]["other"] = {"dataset": "nonliteral", "formula": "needle_phi"}
+    config["scores"]["d"] = {"difference": ["locos", "other"]}
+    checked(config)  # not chosen by
+    config["selectors"]["d"] = {"score": "d", "ends": ["top"]}
+    assert "scores.other.dataset: 'nonliteral'" in message(config)
+
+
+def test_a_task_with_forced_answers_is_refused(config: Config) -> None:
+    config["probes"]["nonliteral"]["answer"] = "gold"
+    assert "tasks.nonliteral.dataset" in message(config)
+
+
 def test_an_overlap_is_allowed_where_the_official_choice_is_asked_for(overlapping: Config) -> None:
     overlapping["scores"]["locos"]["compat"] = "official"
     assert checked(overlapping)
@@ -484,7 +508,7 @@ def test_heads_of_a_wheel_are_known_once_it_is_converted(config: Config, tmp_pat
 def test_a_formula_with_an_unknown_column_is_refused_by_its_key(config: Config) -> None:
     config["scores"]["locos"]["formula"] = "needle_phy + 1"
     with pytest.raises(UserError, match=r"scores\.locos\.formula.*needle_phy"):
-        validate(config, ROOT, check_score=parse_score, check_sources=accept)
+        validate(config, ROOT, check_score=check_score, check_sources=accept)
 
 
 def test_a_direction_that_is_not_captured_is_refused(config: Config) -> None:
@@ -524,11 +548,11 @@ def test_the_default_config_is_valid_without_importing_torch() -> None:
         "from workflow_scripts.common.config import validate\n"
         "from workflow_scripts.common.layout import haystack_files\n"
         "from workflow_scripts.probes.sources import check_sources\n"
-        "from workflow_scripts.scores.settings import parse_score\n"
+        "from workflow_scripts.scores.settings import check_score\n"
         "def check(name, row): check_sources(row, row['needles'], haystack_files(row), name)\n"
         "config = yaml.safe_load(open('config.yaml', encoding='utf-8'))\n"
         "root = pathlib.Path.cwd()\n"
-        "validate(config, root, check_score=parse_score, check_sources=check)\n"
+        "validate(config, root, check_score=check_score, check_sources=check)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -376,22 +376,41 @@ def test_chinese_needles_stand_between_sentences_without_a_space(tmp_path: Path)
             assert not after.startswith(" ")
 
 
-def test_a_removed_needle_leaves_a_row_of_the_same_name_length_and_question(files: Any) -> None:
+def test_a_removed_needle_leaves_a_row_of_the_same_name_length_question_and_spans(
+    files: Any,
+) -> None:
     tokenizer = byte_level()
     present = build_probes(tokenizer, "x", ROW, *files)
     removed = build_probes(tokenizer, "y", {**ROW, "needle": "removed"}, *files)
     paired = present.join(removed, on="probe_id", validate="1:1", suffix="_removed")
     assert len(paired) == len(present) == len(removed)
-    for column in ("needle_start", "needle_end", "real_needle_start", "real_needle_end"):
-        assert removed[column].is_null().all()
+    spans = ("needle", "real_needle", "haystack", "question")
+    columns = [f"{span}_{end}" for span in spans for end in ("start", "end")]
     for row in paired.to_dicts():
         assert len(row["input_ids_removed"]) == row["context_length"]
-        for name in ("answer", "question", "haystack_end", "question_start", "question_end"):
+        for name in ("answer", *columns):
             assert row[f"{name}_removed"] == row[name]
+        needle = slice(row["needle_start"], row["needle_end"])
+        assert row["input_ids_removed"][needle] != row["input_ids"][needle]
+        assert row["input_ids_removed"][: needle.start] == row["input_ids"][: needle.start]
         text = tokenizer.decode(
             row["input_ids_removed"][row["haystack_start_removed"] : row["haystack_end_removed"]]
         )
         assert HAYSTACKS[row["haystack_id"]].startswith(text)
+
+
+def test_gold_answers_are_forced_as_the_tokens_that_go_on_from_the_prompt(
+    files: Any, with_template: Any
+) -> None:
+    tokenizer = byte_level()
+    assert build_probes(tokenizer, "x", ROW, *files)["forced_ids"].is_null().all()
+    for template, space in ((None, " "), (CHATML, "")):
+        with_template(tokenizer, template)
+        probes = build_probes(tokenizer, "x", {**ROW, "answer": "gold"}, *files)
+        for probe in probes.to_dicts():
+            wanted = tokenizer.encode(space + probe["answer"], add_special_tokens=False)
+            assert probe["forced_ids"] == wanted
+            assert probe["max_new_tokens"] == len(wanted)
 
 
 def test_niah_real_needle_span_decodes_to_its_part_of_the_needle(

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from synthetic_shards import make_world, probe_record, write_world
+from synthetic_shards import World, make_world, probe_record, write_world
 
 from workflow_scripts.common.artifacts import read_provenance, read_table
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.scores import collect_heads, score
 from workflow_scripts.scores.formulas import check_formula, evaluate
-from workflow_scripts.scores.intervals import RESAMPLES, bootstrap_interval
+from workflow_scripts.scores.intervals import RESAMPLES, percentile_interval, resampled_heads
 from workflow_scripts.scores.pooling import PerProbe, pool_heads
 from workflow_scripts.scores.ranking import rank_heads
 from workflow_scripts.scores.reductions import COLUMNS
-from workflow_scripts.scores.settings import parse_score
+from workflow_scripts.scores.settings import check_score, parse_score
 
 LOCOS = "needle_phi - off_phi * needle_len / off_len"
 
@@ -153,7 +153,7 @@ def test_the_interval_equals_a_resampling_loop(pool: str) -> None:
     random = np.random.default_rng(3)
     counts = random.integers(1, 4, 9).astype(float)
     probes = PerProbe(random.standard_normal((9, 2, 3)), counts, counts.astype(np.int64))
-    low, high = bootstrap_interval(probes, pool, seed=5)
+    low, high = percentile_interval(resampled_heads(probes, pool, seed=5))
     draws = np.random.default_rng(5).multinomial(9, [1 / 9] * 9, RESAMPLES)
     resampled = []
     for draw in draws:
@@ -168,7 +168,8 @@ def test_the_interval_equals_a_resampling_loop(pool: str) -> None:
 
 def test_the_interval_of_many_probes_is_that_of_the_normal_law() -> None:
     values = np.random.default_rng(0).standard_normal((400, 1, 1))
-    low, high = bootstrap_interval(PerProbe(values, np.ones(400), np.ones(400, int)), "steps", 1)
+    probes = PerProbe(values, np.ones(400), np.ones(400, int))
+    low, high = percentile_interval(resampled_heads(probes, "steps", 1))
     half = 1.96 * values.std() / 20
     assert low[0, 0] == pytest.approx(values.mean() - half, abs=0.02)
     assert high[0, 0] == pytest.approx(values.mean() + half, abs=0.02)
@@ -176,7 +177,8 @@ def test_the_interval_of_many_probes_is_that_of_the_normal_law() -> None:
 
 def test_the_interval_of_one_probe_is_its_value() -> None:
     probes = PerProbe(np.full((1, 1, 1), 4.0), np.array([2.0]), np.array([2]))
-    assert [float(end[0, 0]) for end in bootstrap_interval(probes, "steps", 1)] == [2.0, 2.0]
+    interval = percentile_interval(resampled_heads(probes, "steps", 1))
+    assert [float(end[0, 0]) for end in interval] == [2.0, 2.0]
 
 
 def test_ranks_follow_the_value_downwards() -> None:
@@ -276,6 +278,141 @@ def test_a_ranking_from_no_passing_probe_is_an_error_with_the_counts(tmp_path: P
     with pytest.raises(UserError, match=r"scores\.locos.*nolima.*no_answer_step 1, wrong 3"):
         run_score(tmp_path, {"formula": LOCOS}, shards=1)
     assert not (tmp_path / "locos.parquet").exists()
+
+
+def run_difference(folder: Path, rows: list[dict[str, Any]], keys: list[str]) -> pl.DataFrame:
+    """Return the difference of two scores whose shards lie in folders named by their keys."""
+    terms = [
+        {
+            "model": "synthetic",
+            "score": f"term{i}",
+            "row": {"dataset": key} | row,
+            "activations": {"key": key, "spec": SHARD_SPEC},
+            "seed": 42,
+        }
+        for i, (row, key) in enumerate(zip(rows, keys, strict=True))
+    ]
+    spec = {"model": "synthetic", "score": "d", "row": {"difference": ["term0", "term1"]},
+            "terms": terms, "seed": 42}  # fmt: skip
+    paths = sorted(str(path) for key in set(keys) for path in (folder / key).glob("*.zarr.zip"))
+    output = folder / "d.parquet"
+    score.main(
+        SimpleNamespace(
+            input=SimpleNamespace(evidence=paths),
+            output=[str(output)],
+            params=SimpleNamespace(spec=json.dumps(spec)),
+        )
+    )
+    return read_table(output, kind="scores")
+
+
+@pytest.fixture
+def controls(tmp_path: Path) -> dict[str, list[World]]:
+    """Probes 0 to 8 with a needle and 2 to 9 without, answers of 1 to 3 tokens; two shards each."""
+
+    def world(numbers: range, seed: int, **changes: Any) -> World:
+        probes = [
+            probe_record(i, **({"answer_steps": list(range(1 + i % 3))} | changes)) for i in numbers
+        ]
+        return make_world(probes, seed=seed)
+
+    worlds = {
+        "0a0a": [world(range(5), 1), world(range(5, 9), 2)],
+        "1b1b": [world(range(2, 4), 3, status="forced", answer_steps=[0, 1, 2, 3]),
+                 world(range(4, 10), 4, status="forced")],
+    }  # fmt: skip
+    for key, shards in worlds.items():
+        for index, shard in enumerate(shards):
+            (tmp_path / key).mkdir(exist_ok=True)
+            write_world(shard, tmp_path / key / f"{index}.zarr.zip", spec=SHARD_SPEC)
+    return worlds
+
+
+def needle_mass(worlds: list[World]) -> dict[str, list[Any]]:
+    """Return, by probe, the attention to the needle of each answer step, (layers, heads)."""
+    found: dict[str, list[Any]] = {}
+    for world in worlds:
+        for row in world.rows:
+            if row.is_answer:
+                start, stop = world.needle(row)
+                found.setdefault(world.probes[row.probe]["probe_id"], []).append(
+                    row.alpha[..., start:stop].sum(-1)
+                )
+    return found
+
+
+@pytest.mark.parametrize("pool", ["steps", "probes"])
+def test_a_difference_is_over_the_probes_in_both_and_its_interval_over_pairs(
+    controls: dict[str, list[World]], tmp_path: Path, pool: str
+) -> None:
+    row = {"formula": "needle_alpha", "pool": pool}
+    table = run_difference(tmp_path, [row, row], list(controls))
+    first, second = (needle_mass(worlds) for worlds in controls.values())
+    paired = [name for name in first if name in second]
+    assert paired == [f"probe-{i}" for i in range(2, 9)]
+
+    def pooled(terms: dict[str, list[Any]], names: list[str]) -> Any:
+        if pool == "steps":
+            return np.mean([value for name in names for value in terms[name]], axis=0)
+        return np.mean([np.mean(terms[name], axis=0) for name in names], axis=0)
+
+    expected = pooled(first, paired) - pooled(second, paired)
+    resampled = []
+    for draw in np.random.default_rng(42).multinomial(7, [1 / 7] * 7, RESAMPLES):
+        names = list(np.repeat(paired, draw))
+        resampled.append(pooled(first, names) - pooled(second, names))
+    for column, values in (
+        ("value", expected),
+        ("ci_low", np.percentile(resampled, 2.5, axis=0)),
+        ("ci_high", np.percentile(resampled, 97.5, axis=0)),
+    ):
+        np.testing.assert_allclose(table[column], values.ravel(), rtol=1e-5, atol=1e-7)
+    assert table["n_probes"].unique().to_list() == [7]
+    assert table["n_steps"].unique().to_list() == [
+        sum(len(terms[name]) for terms in (first, second) for name in paired)
+    ]
+    assert read_provenance(tmp_path / "d.parquet")["counts"] == {"paired": 7, "unpaired": 3}
+    assert table.sort("rank")["value"].is_sorted(descending=True)
+
+
+def test_a_difference_of_two_formulas_over_one_dataset_is_the_formula_of_the_difference(
+    controls: dict[str, list[World]], tmp_path: Path
+) -> None:
+    rows = [{"formula": "needle_alpha"}, {"formula": "off_alpha"}]
+    table = run_difference(tmp_path, rows, ["0a0a", "0a0a"])
+    whole = run_difference(
+        tmp_path,
+        [{"formula": "needle_alpha - off_alpha"}, {"formula": "0 * off_alpha"}],
+        ["0a0a"] * 2,
+    )
+    for column in ("value", "ci_low", "ci_high"):
+        np.testing.assert_allclose(table[column], whole[column], rtol=1e-9, atol=1e-12)
+
+
+def test_a_difference_without_a_pair_names_both_scores(
+    controls: dict[str, list[World]], tmp_path: Path
+) -> None:
+    rows = [{"formula": "needle_alpha"}, {"formula": "needle_alpha", "gate": "rouge"}]
+    for path in (tmp_path / "1b1b").glob("*"):
+        path.unlink()
+    other = make_world([probe_record(20, answer_steps=[0])])
+    write_world(other, tmp_path / "1b1b" / "0.zarr.zip", spec=SHARD_SPEC)
+    with pytest.raises(UserError, match=r"scores\.d: no probe counts in both term0 and term1"):
+        run_difference(tmp_path, rows, list(controls))
+
+
+def test_a_difference_takes_no_other_key() -> None:
+    check_score("d", {"difference": ["a", "b"]})
+    with pytest.raises(UserError, match=r"scores\.d: a difference has just the key"):
+        check_score("d", {"difference": ["a", "b"], "pool": "steps"})
+
+
+@pytest.mark.parametrize("gate", ["passed", "rouge", "none"])
+def test_forced_answers_pass_every_gate(tmp_path: Path, gate: str) -> None:
+    world = make_world([probe_record(0, status="forced"), probe_record(1, status="mismatch")])
+    write_world(world, tmp_path / "0.zarr.zip", spec=SHARD_SPEC)
+    path = run_score(tmp_path, {"formula": "needle_alpha", "gate": gate}, shards=1)
+    assert read_table(path, kind="scores")["n_probes"][0] == 1
 
 
 @pytest.mark.parametrize("formula", ["needle_phi / (off_len - off_len)", "ln(-needle_alpha - 1)"])

@@ -44,7 +44,10 @@ Probe = dict[str, Any]
 
 @dataclass
 class ProbeResult:
-    """What became of a probe; `capture` is None where the model did not run on it."""
+    """What became of a probe; `capture` is None where the model did not run on it.
+
+    `generation` holds the gold answer's tokens where these were forced.
+    """
 
     status: str
     generation: Generation
@@ -64,7 +67,7 @@ def capture_probes(
     max_length: int,
     progress: Callable[[int], object],
 ) -> list[ProbeResult]:
-    """Generate an answer to every probe and read its rows.
+    """Generate an answer to every probe, or force the gold one, and read its rows.
 
     Parameters
     ----------
@@ -117,10 +120,13 @@ def _capture_batch(
 ) -> list[ProbeResult]:
     """Prefill, decode, and run one block forward over the answers' rows on the same cache."""
     cache, logits = prefill_batch(runner, prompts, batch)
-    budget = max(row["max_new_tokens"] for row in rows)
-    generations = decode_greedily(
-        lm, cache, logits, budget, conditions=runner.conditions, drop_finished=False
-    )
+    if _forced(rows[0]):  # a dataset forces all its answers or none
+        generations = [Generation(row["forced_ids"], stopped=True) for row in rows]
+    else:
+        budget = max(row["max_new_tokens"] for row in rows)
+        generations = decode_greedily(
+            lm, cache, logits, budget, conditions=runner.conditions, drop_finished=False
+        )
     prompt = len(rows[0]["input_ids"])
     cache.crop(prompt - min(WINDOW, prompt) - cache.get_seq_length())
     answers = [_answer(lm, row, gen) for row, gen in zip(rows, generations, strict=True)]
@@ -128,11 +134,18 @@ def _capture_batch(
     return [_judge(lm, *parts) for parts in zip(rows, generations, answers, captures, strict=True)]
 
 
+def _forced(row: Probe) -> bool:
+    return row["forced_ids"] is not None
+
+
 def _answer(lm: LanguageModel, row: Probe, generation: Generation) -> Answer:
     needle = None
     if row["needle_start"] is not None:
         needle = (row["needle_start"], row["needle_end"])
-    steps = find_answer_steps(lm.tokenizer, generation.ids, row["answer"])
+    if _forced(row):
+        steps = list(range(len(generation.ids)))
+    else:
+        steps = find_answer_steps(lm.tokenizer, generation.ids, row["answer"])
     return Answer(row["input_ids"], generation.ids, steps, regions_of(row), needle)
 
 
@@ -142,7 +155,9 @@ def _judge(
     """Give a probe its status: the gate of the method, and what kept it from passing."""
     text = lm.decode(generation.ids, skip_special_tokens=True)
     recall = rouge1_recall(row["answer"], without_thinking(text))
-    if not capture.reproduced:
+    if _forced(row):
+        status = "forced"
+    elif not capture.reproduced:
         status = "mismatch"
     elif recall > PASS_RECALL:
         status = "passed" if answer.answer_steps else "no_answer_step"

@@ -211,6 +211,11 @@ def _check_references(config: Config) -> None:
     references.append(
         ("ablation.calibration.dataset", config["ablation"]["calibration"]["dataset"], "probes")
     )
+    references += [
+        (f"scores.{name}.difference", term, "scores")
+        for name, row in config["scores"].items()
+        for term in row.get("difference", ())
+    ]
     for name, row in config["selectors"].items():
         references += [(f"selectors.{name}.{key}", score, "scores") for key, score in _scores(row)]
     for key, name, target in references:
@@ -219,6 +224,13 @@ def _check_references(config: Config) -> None:
             raise UserError(
                 f"config: {key}: unknown {kind} '{name}'{_suggest(name, config[target])}"
             )
+    for name, row in config["scores"].items():
+        for term in row.get("difference", ()):
+            if "difference" in config["scores"][term]:
+                raise UserError(
+                    f"config: scores.{name}.difference: {term} is a difference itself; name two "
+                    "scores that are not"
+                )
 
 
 def _scores(selector: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -231,6 +243,12 @@ def _scores(selector: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, score
 
 
+def _terms(config: Config, score: str) -> list[str]:
+    """Return the scores that a difference subtracts, or the score itself."""
+    terms: list[str] = config["scores"][score].get("difference", [score])
+    return terms
+
+
 def _check_splits(config: Config) -> None:
     """Check that tasks are not answered on probes that heads or means were taken from."""
     datasets, calibration = config["probes"], config["ablation"]["calibration"]["dataset"]
@@ -240,6 +258,11 @@ def _check_splits(config: Config) -> None:
                 f"config: tasks.{name}.dataset: '{row['dataset']}' has split detect; evaluate on a "
                 "dataset with split evaluate"
             )
+        if datasets[row["dataset"]]["answer"] == "gold":
+            raise UserError(
+                f"config: tasks.{name}.dataset: '{row['dataset']}' has answer gold, so nothing is "
+                "answered; evaluate on a dataset with answer generated"
+            )
     if datasets[calibration]["split"] == "evaluate":
         raise UserError(
             f"config: ablation.calibration.dataset: '{calibration}' has split evaluate; calibrate "
@@ -247,7 +270,7 @@ def _check_splits(config: Config) -> None:
         )
     used = [("ablation.calibration.dataset", calibration)]
     for selector in config["selectors"].values():
-        for _, score in _scores(selector):
+        for score in [term for _, name in _scores(selector) for term in _terms(config, name)]:
             row = config["scores"][score]
             # The public code detects and evaluates on the same probes.
             if row.get("compat") == "official":

@@ -187,6 +187,8 @@ def score_spec(config: Config, model: str, score: str) -> dict[str, Any]:
     """Return what determines a score."""
     row = config["scores"][score]
     known = {"model": model, "score": score, "row": row, "seed": config["seed"]}
+    if "difference" in row:
+        return known | {"terms": [score_spec(config, model, term) for term in row["difference"]]}
     if "patching" in row:
         spec = patching_spec(config, model, row["patching"])
         return known | {"patching": {"key": key_of(spec), "spec": spec}}

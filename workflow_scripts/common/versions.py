@@ -6,10 +6,10 @@ the numbers stay the same (a rewrite, a faster path). `tests/unit/test_versions.
 sources and asks for the decision.
 """
 
-PROBES_VERSION = 1
+PROBES_VERSION = 2
 """How needles and haystacks become token ids."""
 
-CAPTURE_VERSION = 1
+CAPTURE_VERSION = 2
 """What a shard holds and how it is computed."""
 
 CALIBRATION_VERSION = 1

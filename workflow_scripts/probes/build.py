@@ -15,6 +15,7 @@ from workflow_scripts.probes.compose import (
     Frame,
     Prompt,
     TokenHaystack,
+    answer_ids,
     compose,
     compose_question,
     longest_needle,
@@ -60,9 +61,14 @@ SCHEMA: dict[str, Any] = {
     "question_end": pl.Int32,
     "has_bos": pl.Boolean,
     "max_new_tokens": pl.Int32,
+    "forced_ids": pl.List(pl.Int32),
     "seed": pl.Int64,
 }
-"""Columns of a probes table; spans are half-open token spans, null for what is not in a prompt."""
+"""Columns of a probes table.
+
+Spans are half-open token spans, null for what is not in a prompt; of a removed needle they are those of
+the filler in its place. `forced_ids` are the gold answer's tokens, null where the model answers itself.
+"""
 
 
 def build_probes(
@@ -115,13 +121,18 @@ def build_probes(
     shared = {
         "dataset": dataset,
         "split": split,
+        "has_bos": composer.has_bos,
         "max_new_tokens": row.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        "forced_ids": None,
         "seed": seed,
     }
-    rows = [
-        _record(cell, answer, prompt) | {"has_bos": composer.has_bos} | shared
-        for cell, answer, prompt in zip(cells, answers, prompts, strict=True)
-    ]
+    rows = []
+    for cell, answer, prompt in zip(cells, answers, prompts, strict=True):
+        record = _record(cell, answer, prompt) | shared
+        if row.get("answer") == "gold":
+            forced = list(answer_ids(encoder, prompt.input_ids, answer))
+            record |= {"forced_ids": forced, "max_new_tokens": len(forced)}
+        rows.append(record)
     return pl.DataFrame(rows, schema=SCHEMA).sort(
         "haystack_id", "context_length", "depth_percent", "needle_id", "probe_id", nulls_last=True
     )
@@ -188,8 +199,9 @@ class _Composer:
             cell.question.text,
             cell.context_length,
             haystack.place(cell.depth_percent, room),
-            None if self._removed else needle.sentence(answer),
+            needle.sentence(answer),
             needle.real_needle,
+            removed=self._removed,
         )
 
     def _frame(self, needle: Needle) -> Frame:

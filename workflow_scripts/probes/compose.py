@@ -162,6 +162,17 @@ def question_ids(encoder: Encoder, frame: Frame, question: str) -> tuple[int, ..
     return encoder.encode(" " * frame.question_space + question)
 
 
+def answer_ids(encoder: Encoder, prompt_ids: NDArray[np.int32], answer: str) -> tuple[int, ...]:
+    """Return the token ids with which an answer goes on from a prompt.
+
+    A space parts it from the prompt unless that ends with white space or a special token, as chat
+    templates do.
+    """
+    last = int(prompt_ids[-1])
+    parted = encoder.ends_with_space(last) or last in encoder.tokenizer.all_special_ids
+    return encoder.encode(answer if parted else f" {answer}")
+
+
 def compose_question(encoder: Encoder, frame: Frame, question: str) -> Prompt:
     """Compose a prompt that has no haystack."""
     asked = question_ids(encoder, frame, question)
@@ -177,8 +188,10 @@ def compose(
     question: str,
     context_length: int,
     position: int,
-    sentence: str | None,
+    sentence: str,
     real_needle: str | None = None,
+    *,
+    removed: bool = False,
 ) -> Prompt:
     """Compose a prompt of exactly `context_length` tokens with the needle in its haystack.
 
@@ -191,9 +204,12 @@ def compose(
     position
         Haystack tokens before the needle (`TokenHaystack.place`), at most those in the prompt.
     sentence
-        The needle; None leaves it out and fills up with haystack.
+        The needle.
     real_needle
         The part of the sentence whose span is wanted; None means all of it.
+    removed
+        Leave the needle out and let the haystack run on through its place: the spans are then those
+        of as many filler tokens where the needle would stand.
 
     Raises
     ------
@@ -201,12 +217,9 @@ def compose(
         If the haystack is too short, or the tokenizer cannot spell the needle.
     """
     asked = question_ids(encoder, frame, question)
-    needle, real = (
-        ((), None)
-        if sentence is None
-        else _needle_ids(encoder, haystack, position, sentence, real_needle)
-    )
-    n_haystack = context_length - frame.length - len(asked) - len(needle)
+    needle, real = _needle_ids(encoder, haystack, position, sentence, real_needle)
+    length = context_length - frame.length - len(asked)  # of the haystack, needle included
+    n_haystack = length if removed else length - len(needle)
     if len(haystack.ids) < n_haystack:
         raise UserError(
             f"{haystack.haystack.path}: {len(haystack.ids)} tokens are too few, context length "
@@ -219,7 +232,7 @@ def compose(
             for part in (
                 frame.head_ids,
                 haystack.ids[:position],
-                needle,
+                () if removed else needle,
                 haystack.ids[position:n_haystack],
                 frame.middle_ids,
                 asked,
@@ -227,14 +240,14 @@ def compose(
             )
         ]
     )
-    question_start = start + n_haystack + len(needle) + len(frame.middle_ids)
+    question_start = start + length + len(frame.middle_ids)
     at = start + position
     return Prompt(
         input_ids=ids,
         question=(question_start, question_start + len(asked)),
-        needle=None if sentence is None else (at, at + len(needle)),
-        real_needle=None if real is None else (at + real[0], at + real[1]),
-        haystack=(start, start + n_haystack + len(needle)),
+        needle=(at, at + len(needle)),
+        real_needle=(at + real[0], at + real[1]),
+        haystack=(start, start + length),
     )
 
 

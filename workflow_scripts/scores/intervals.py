@@ -10,8 +10,8 @@ RESAMPLES = 1000
 LEVEL = 0.95
 
 
-def bootstrap_interval(probes: PerProbe, pool: str, seed: int) -> tuple[Floats, Floats]:
-    """Return the ends of a percentile interval per head.
+def resampled_heads(probes: PerProbe, pool: str, seed: int) -> Floats:
+    """Return the value of each head in bootstrap resamples, shape (resample, layer, head).
 
     A resample draws as many probes as there are, with replacement; how often each probe is drawn
     is a row of a weight matrix, so that all resamples of all heads are one matrix product.
@@ -23,19 +23,19 @@ def bootstrap_interval(probes: PerProbe, pool: str, seed: int) -> tuple[Floats, 
     pool
         "steps" or "probes", as for the value itself.
     seed
-        Of the draws; all scores of a run draw the same probes.
-
-    Returns
-    -------
-    low, high
-        float64, shape (layer, head).
+        Of the draws; all scores of a run draw the same probes, so that what is taken from two of
+        them over the same probes is paired.
     """
     numerator, denominator = weighted_terms(probes, pool)
     count = len(denominator)
     draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES)
     weights = draws.astype(np.float64)
-    resampled = (weights @ numerator) / (weights @ denominator)[:, None]
+    resampled: Floats = (weights @ numerator) / (weights @ denominator)[:, None]
+    return resampled.reshape(-1, *probes.sums.shape[1:])
+
+
+def percentile_interval(resampled: Floats) -> tuple[Floats, Floats]:
+    """Return the ends of a percentile interval per head from resamples, each (layer, head)."""
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, (tail, 1 - tail), axis=0)
-    shape = probes.sums.shape[1:]
-    return low.reshape(shape), high.reshape(shape)
+    return low, high

@@ -76,6 +76,12 @@ def join(parts: Sequence[PerProbe]) -> PerProbe:
     )
 
 
+def choose(probes: PerProbe, index: Sequence[int]) -> PerProbe:
+    """Return some of the probes, in the order of their indices."""
+    chosen = np.asarray(index, np.int64)
+    return PerProbe(probes.sums[chosen], probes.counts[chosen], probes.steps[chosen])
+
+
 def weighted_terms(probes: PerProbe, pool: str) -> tuple[Floats, Floats]:
     """Return numerators (P, L * H) and denominators (P,): a pooled value is sum / sum.
 

@@ -23,11 +23,12 @@ OFF = {
 """`off:` -> the regions that off_* sums over (method, section 3)."""
 
 GATES = {
-    "passed": ("passed",),
-    "rouge": ("passed", "no_answer_step"),
-    "none": ("passed", "no_answer_step", "wrong", "truncated"),
+    "passed": ("passed", "forced"),
+    "rouge": ("passed", "forced", "no_answer_step"),
+    "none": ("passed", "forced", "no_answer_step", "wrong", "truncated"),
 }
-"""`gate:` -> the statuses that are scored. A mismatch never is: its rows are not of its answer."""
+"""`gate:` -> the statuses that are scored. A mismatch never is: its rows are not of its answer. A
+forced answer always is: there is nothing to judge."""
 
 STEPS = ("answer", "content", "prompt")
 """`steps:` answer steps, all generated steps, or the last 8 prompt tokens."""

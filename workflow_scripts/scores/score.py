@@ -17,11 +17,13 @@ from workflow_scripts.common.shards import open_shard
 from workflow_scripts.scores.causal import patching_effects
 from workflow_scripts.scores.detectors import DETECTORS
 from workflow_scripts.scores.formulas import evaluate
-from workflow_scripts.scores.intervals import bootstrap_interval
+from workflow_scripts.scores.intervals import percentile_interval, resampled_heads
 from workflow_scripts.scores.permutation import SIGNIFICANCE, PermutationFilter
 from workflow_scripts.scores.pooling import (
+    Floats,
     PerProbe,
     Values,
+    choose,
     join,
     per_step,
     pool_heads,
@@ -53,6 +55,32 @@ class ShardScores:
 
     probes: PerProbe
     probe_ids: list[str]
+    counts: dict[str, int]
+    group_size: int
+
+
+@dataclass(frozen=True)
+class HeadValues:
+    """A score of every head; L layers, H heads.
+
+    Attributes
+    ----------
+    value
+        Shape (L, H).
+    interval
+        Lower and upper ends, each (L, H).
+    n_probes, n_steps
+        What the values were made from.
+    counts
+        Probes by status, scored or not.
+    group_size
+        Query heads of a KV group.
+    """
+
+    value: Floats
+    interval: tuple[Floats, Floats]
+    n_probes: int
+    n_steps: int
     counts: dict[str, int]
     group_size: int
 
@@ -124,28 +152,78 @@ def score_shards(
     return ShardScores(probes, ids, dict(sorted(counts.items())), group_size)
 
 
-def head_table(model: str, settings: ScoreSettings, scores: ShardScores, seed: int) -> pl.DataFrame:
+def head_values(settings: ScoreSettings, scores: ShardScores, seed: int) -> HeadValues:
+    """Pool a score over its probes, with a bootstrap interval over them."""
+    resampled = resampled_heads(scores.probes, settings.pool, seed)
+    return HeadValues(
+        pool_heads(scores.probes, settings.pool),
+        percentile_interval(resampled),
+        n_probes=len(scores.probe_ids),
+        n_steps=int(scores.probes.steps.sum()),
+        counts=scores.counts,
+        group_size=scores.group_size,
+    )
+
+
+def difference(
+    name: str,
+    first: tuple[ScoreSettings, ShardScores],
+    second: tuple[ScoreSettings, ShardScores],
+    seed: int,
+) -> HeadValues:
+    """Subtract a score from another over the probes, named alike, that count in both.
+
+    Each is pooled in its own way; the interval resamples pairs. `n_steps` counts the steps of both.
+
+    Raises
+    ------
+    UserError
+        If no probe counts in both.
+    """
+    ids = [scores.probe_ids for _, scores in (first, second)]
+    paired = [probe for probe in ids[0] if probe in set(ids[1])]
+    if not paired:
+        raise UserError(
+            f"scores.{name}: no probe counts in both {first[0].name} and {second[0].name}; take the "
+            "difference of scores over datasets of the same needles, haystacks, lengths and depths"
+        )
+    values, resampled, steps = [], [], 0
+    for (settings, scores), known in zip((first, second), ids, strict=True):
+        place = {probe: index for index, probe in enumerate(known)}
+        probes = choose(scores.probes, [place[probe] for probe in paired])
+        values.append(pool_heads(probes, settings.pool))
+        resampled.append(resampled_heads(probes, settings.pool, seed))
+        steps += int(probes.steps.sum())
+    return HeadValues(
+        values[0] - values[1],
+        percentile_interval(resampled[0] - resampled[1]),
+        n_probes=len(paired),
+        n_steps=steps,
+        counts={"paired": len(paired), "unpaired": len(set(ids[0]) ^ set(ids[1]))},
+        group_size=first[1].group_size,
+    )
+
+
+def head_table(model: str, name: str, values: HeadValues, seed: int) -> pl.DataFrame:
     """Return the table of a score: a row a head, by layer and head, with interval and rank."""
-    probes = scores.probes
-    values = pool_heads(probes, settings.pool)
-    low, high = bootstrap_interval(probes, settings.pool, seed)
-    layer, head = np.indices(values.shape, dtype=np.int32)
+    layer, head = np.indices(values.value.shape, dtype=np.int32)
+    low, high = values.interval
     return pl.DataFrame(
         {
             "layer": layer.ravel(),
             "head": head.ravel(),
-            "kv_group": (head // scores.group_size).astype(np.int32).ravel(),
-            "value": values.ravel(),
+            "kv_group": (head // values.group_size).astype(np.int32).ravel(),
+            "value": values.value.ravel(),
             "ci_low": low.ravel(),
             "ci_high": high.ravel(),
-            "rank": rank_heads(values, seed).ravel(),
+            "rank": rank_heads(values.value, seed).ravel(),
         }
     ).select(
         pl.lit(model).alias("model"),
-        pl.lit(settings.name).alias("score"),
+        pl.lit(name).alias("score"),
         pl.col("layer", "head", "kv_group", "value", "ci_low", "ci_high"),
-        pl.lit(len(scores.probe_ids), pl.Int32).alias("n_probes"),
-        pl.lit(int(probes.steps.sum()), pl.Int32).alias("n_steps"),
+        pl.lit(values.n_probes, pl.Int32).alias("n_probes"),
+        pl.lit(values.n_steps, pl.Int32).alias("n_steps"),
         pl.col("rank"),
     )
 
@@ -172,11 +250,17 @@ def _nothing_to_rank(settings: ScoreSettings, counts: Counter[str]) -> str:
     )
 
 
-def main(snakemake: Any) -> None:
-    """Write one score's table."""
-    spec = json.loads(snakemake.params.spec)
+def read_evidence(spec: dict[str, Any], paths: list[str]) -> tuple[ScoreSettings, ShardScores]:
+    """Compute a score, but no difference, from its shards or its patching effects.
+
+    Parameters
+    ----------
+    spec
+        See `common.layout.score_spec`.
+    paths
+        All its shards, or its one table of effects.
+    """
     settings = parse_score(spec["score"], spec["row"])
-    paths = snakemake.input.evidence
     if "patching" in spec:
         probes, ids, group = patching_effects(
             paths[0], spec["row"]["metric"], spec["patching"]["spec"]
@@ -187,8 +271,27 @@ def main(snakemake: Any) -> None:
     log.info(
         "score %s: %d probes; statuses %s", settings.name, len(scores.probe_ids), scores.counts
     )
-    table = head_table(spec["model"], settings, scores, spec["seed"])
-    write_table(table, snakemake.output[0], kind="scores", spec=spec, counts=scores.counts)
+    return settings, scores
+
+
+def files_of(spec: dict[str, Any], paths: list[str]) -> list[str]:
+    """Return the files of one of the two scores of a difference: their paths hold its key."""
+    source = spec["patching"] if "patching" in spec else spec["activations"]
+    return [path for path in paths if source["key"] in path]
+
+
+def main(snakemake: Any) -> None:
+    """Write one score's table."""
+    spec = json.loads(snakemake.params.spec)
+    name, seed, paths = spec["score"], spec["seed"], list(snakemake.input.evidence)
+    if "terms" in spec:
+        first, second = (read_evidence(term, files_of(term, paths)) for term in spec["terms"])
+        values = difference(name, first, second, seed)
+        log.info("score %s: probes %s", name, values.counts)
+    else:
+        values = head_values(*read_evidence(spec, paths), seed)
+    table = head_table(spec["model"], name, values, seed)
+    write_table(table, snakemake.output[0], kind="scores", spec=spec, counts=values.counts)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,25 @@ class ScoreSettings:
     permutations: int
 
 
+def check_score(name: str, row: Mapping[str, Any]) -> None:
+    """Check a row of `scores:`: that of a score from evidence, or of a difference of two scores.
+
+    Raises
+    ------
+    UserError
+        See `parse_score`; or if a difference has other keys.
+    """
+    if "difference" not in row:
+        parse_score(name, row)
+    elif len(row) > 1:
+        raise UserError(
+            f"scores.{name}: a difference has just the key difference; set the others in the two "
+            "scores that it names"
+        )
+
+
 def parse_score(name: str, row: Mapping[str, Any]) -> ScoreSettings:
-    """Return the settings of a score.
+    """Return the settings of a score that is computed from evidence.
 
     Parameters
     ----------
