@@ -36,6 +36,7 @@ rule all:
 
 include: "rules/models.smk"
 include: "rules/probes.smk"
+include: "rules/lenses.smk"
 include: "rules/activations.smk"
 include: "rules/patching.smk"
 include: "rules/scores.smk"

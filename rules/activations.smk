@@ -4,6 +4,7 @@ rule capture:
             probes_path(wildcards.model, wildcards.dataset)
         ),
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
+        lens=lambda wildcards: ancient(lens_of(wildcards.model)),
     output:
         shard=shard_path("zarr.zip"),
         manifest=shard_path("json"),

@@ -17,6 +17,9 @@ from workflow_scripts.common.layout import (
     converted_folder,
     generations_spec,
     haystack_files,
+    lens_path,
+    lens_spec,
+    lens_texts,
     patching_spec,
     probes_spec,
     score_spec,
@@ -75,6 +78,11 @@ def probes_path(model, dataset):
     return f"{STORE}/{model}/probes/{dataset}/{key}.parquet"
 
 
+def lens_of(model):
+    """Return the tuned lens of a model; none where its direction is not captured."""
+    return [lens_path(config, model)] if "tuned_lens" in config["directions"] else []
+
+
 def shard_path(suffix):
     """Return the pattern of a shard's file."""
     return f"{STORE}/{{model}}/activations/{{dataset}}/{{key}}/{{shard}}.{suffix}"
@@ -104,7 +112,9 @@ def evidence_of(model, score):
     """
     row = config["scores"][score]
     if "difference" in row:
-        files = [file for term in row["difference"] for file in evidence_of(model, term)]
+        files = [
+            file for term in row["difference"] for file in evidence_of(model, term)
+        ]
         return list(dict.fromkeys(files))
     if "patching" in row:
         return [patching_of(model, row["patching"])]

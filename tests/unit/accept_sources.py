@@ -23,6 +23,7 @@ COMMAND = "python -m tests.unit.accept_sources"
 
 SCRIPTS = {
     "PROBES_VERSION": "probes/tokenize_probes.py",
+    "LENS_VERSION": "lenses/train_lens.py",
     "CAPTURE_VERSION": "activations/capture.py",
     "CALIBRATION_VERSION": "ablation/calibrate.py",
     "PATCHING_VERSION": "patching/patch.py",

@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from workflow_scripts.common.config import SCHEMA_FILE, validate
+from workflow_scripts.common.digests import key_of
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.common.layout import converted_folder
+from workflow_scripts.common.layout import activations_spec, converted_folder
 from workflow_scripts.scores.settings import check_score
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,14 @@ def test_a_valid_config_is_completed_by_defaults_and_left_as_it_was(config: Conf
         "threads": 1,
         "mem_mb": 6000,
         "trust_remote_code": False,
+        "tuned_lens": {
+            "train": {
+                "texts": ["data/tasks/loss_en.txt", "data/haystacks/en"],
+                "steps": 250,
+                "tokens": 512,
+                "rank": 64,
+            }
+        },
     }
     assert completed["probes"]["nolima"] == before["probes"]["nolima"] | {
         "max_new_tokens": 50,
@@ -407,6 +416,51 @@ def test_both_scores_of_a_difference_are_kept_off_the_probes_of_a_task(config: C
     checked(config)  # not chosen by
     config["selectors"]["d"] = {"score": "d", "ends": ["top"]}
     assert "scores.other.dataset: 'nonliteral'" in message(config)
+
+
+@pytest.mark.parametrize(
+    ("lens", "words"),
+    [
+        ({"file": "no/such.pt"}, ["tuned_lens.file", "no/such.pt"]),
+        ({"train": {"texts": ["no/such/texts"]}}, ["tuned_lens.train.texts", "no/such/texts"]),
+        ({"hub": "a/b", "path": "lens.pt"}, ["tuned_lens", "'revision' is missing"]),
+        ({"hub": "a/b", "path": "lens.pt", "revision": "main"}, ["tuned_lens.revision", "commit"]),
+        ("lens.pt", ["tuned_lens", "expected a mapping"]),
+    ],
+)
+def test_a_lens_that_cannot_be_read_or_trained_is_refused(
+    config: Config, lens: Any, words: list[str]
+) -> None:
+    config["directions"] = ["raw", "tuned_lens"]
+    config["models"]["tiny"]["tuned_lens"] = lens
+    assert [word for word in words if word not in message(config)] == []
+
+
+def test_what_determines_the_lens_determines_the_activations(
+    config: Config, tmp_path: Path
+) -> None:
+    def key(lens: Config, directions: list[str]) -> str:
+        config["directions"] = directions
+        config["models"]["tiny"]["tuned_lens"] = lens
+        return key_of(activations_spec(checked(config), "tiny", "nolima"))
+
+    lenses = []
+    for number in range(2):
+        path = tmp_path / f"{number}" / "lens.pt"
+        path.parent.mkdir()
+        path.write_text(str(number), encoding="utf-8")
+        lenses.append({"file": str(path)})
+        (path.parent / "text.txt").write_text(f"text {number}", encoding="utf-8")
+        lenses.append({"train": {"texts": [str(path.parent)]}})
+        lenses.append({"train": {"texts": [str(path.parent)], "rank": 3}})
+        lenses.append({"hub": "a/b", "path": "lens.pt", "revision": f"{number}" * 40})
+    (tmp_path / "texts" / "haystack.txt").write_text("text", encoding="utf-8")
+    both = ["raw", "tuned_lens"]
+    assert len({key(lens, both) for lens in lenses}) == len(lenses)
+    assert len({key(lens, ["raw"]) for lens in lenses}) == 1
+    moved = tmp_path / "elsewhere.pt"
+    moved.write_bytes((tmp_path / "0" / "lens.pt").read_bytes())
+    assert key({"file": str(moved)}, both) == key(lenses[0], both)
 
 
 def test_a_task_with_forced_answers_is_refused(config: Config) -> None:

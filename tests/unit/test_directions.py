@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from workflow_scripts.activations.score_block import Answer, score_block
-from workflow_scripts.activations.tuned_lens import read_lens
 from workflow_scripts.common.decoding import Conditions, PrefixRunner, plan_batches, prefill_batch
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.models import LanguageModel, Source, load_tokenizer, wrap_model
+from workflow_scripts.lenses.layouts import read_lens
 
 SHAPE = {
     "vocab_size": 90,

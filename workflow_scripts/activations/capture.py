@@ -19,7 +19,6 @@ from workflow_scripts.activations.capture_probes import (
     shard_arrays,
     token_texts,
 )
-from workflow_scripts.activations.tuned_lens import read_lens
 from workflow_scripts.common.artifacts import read_table
 from workflow_scripts.common.models import (
     LanguageModel,
@@ -29,6 +28,7 @@ from workflow_scripts.common.models import (
 )
 from workflow_scripts.common.script import log, run_script
 from workflow_scripts.common.shards import write_shard
+from workflow_scripts.lenses.layouts import read_lens
 
 
 def shard_rows(probes: pl.DataFrame, shard: str) -> pl.DataFrame:
@@ -62,8 +62,7 @@ def main(snakemake: Any) -> None:
     lm = model_of_rule(snakemake)
     if "tuned_lens" in spec["directions"]:
         width = lm.unembedding().shape[1]
-        path = config["models"][snakemake.wildcards.model]["tuned_lens"]
-        lm.lens = read_lens(path, len(lm.layers), width)
+        lm.lens = read_lens(snakemake.input.lens[0], len(lm.layers), width)
     log.info("capture %s: %d probes on %s", snakemake.output.shard, probes.height, lm.device)
     with tqdm(total=probes.height, desc="capture", unit="probe", file=sys.stderr) as bar:
         results = capture_probes(

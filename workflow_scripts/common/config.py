@@ -189,6 +189,9 @@ def _fill_defaults(value: Any, schema: Mapping[str, Any], definitions: Mapping[s
     for name, rule in properties.items():
         if name not in value and "default" in rule:
             value[name] = copy.deepcopy(rule["default"])
+    for form in schema.get("oneOf", ()):
+        if set(form["required"]) <= value.keys():
+            _fill_defaults(value, form, definitions)
     for name, item in value.items():
         rule = properties.get(name, schema.get("additionalProperties"))
         if isinstance(rule, dict):
@@ -296,11 +299,7 @@ def _check_directions(config: Config) -> None:
     """Check that scores read captured directions; unit is derived from raw, which always is."""
     if "tuned_lens" in config["directions"]:
         for name, row in config["models"].items():
-            if not Path(row.get("tuned_lens", "")).is_file():
-                raise UserError(
-                    f"config: models.{name}.tuned_lens: {row.get('tuned_lens', 'missing')}: name the "
-                    "file of this model's lens, or take tuned_lens out of directions"
-                )
+            _check_lens(f"config: models.{name}.tuned_lens", row["tuned_lens"])
     for name, row in config["scores"].items():
         direction = row.get("direction", "raw")
         if direction not in (*config["directions"], "unit"):
@@ -308,6 +307,15 @@ def _check_directions(config: Config) -> None:
                 f"config: scores.{name}.direction: {direction} is not captured; add it to "
                 f"directions ({', '.join(config['directions'])})"
             )
+
+
+def _check_lens(key: str, row: Mapping[str, Any]) -> None:
+    """Check that the files that a tuned lens is read from or trained on exist."""
+    if "file" in row and not Path(row["file"]).is_file():
+        raise UserError(f"{key}.file: {row['file']} is no file")
+    for text in row.get("train", {}).get("texts", ()):
+        if not Path(text).exists():
+            raise UserError(f"{key}.train.texts: {text} does not exist")
 
 
 def _check_model(name: str, row: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from workflow_scripts.common.versions import (
     ABLATION_VERSION,
     CALIBRATION_VERSION,
     CAPTURE_VERSION,
+    LENS_VERSION,
     PATCHING_VERSION,
     PROBES_VERSION,
 )
@@ -159,8 +160,41 @@ def activations_spec(config: Config, model: str, dataset: str) -> dict[str, Any]
         "version": CAPTURE_VERSION,
     }
     if "tuned_lens" in config["directions"]:
-        spec["tuned_lens"] = list(content_digests([row["tuned_lens"]]).values())
+        spec["tuned_lens"] = lens_spec(config, model)
     return spec
+
+
+def lens_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines a model's tuned lens: a file's digest, a hub file, or its training."""
+    row = config["models"][model]["tuned_lens"]
+    if "file" in row:
+        return {"file": list(content_digests([row["file"]]).values())}
+    if "hub" in row:
+        return dict(row)
+    return {
+        "model": model_spec(config, model),
+        "dtype": config["models"][model]["dtype"],
+        "train": {name: value for name, value in row["train"].items() if name != "texts"},
+        "texts": content_digests(lens_texts(config, model)),
+        "seed": config["seed"],
+        "version": LENS_VERSION,
+    }
+
+
+def lens_path(config: Config, model: str) -> str:
+    """Return the file of a model's tuned lens: the user's own, or one that a rule makes."""
+    row = config["models"][model]["tuned_lens"]
+    if "file" in row:
+        return str(row["file"])
+    made = "fetched" if "hub" in row else "trained"
+    key = key_of(lens_spec(config, model))
+    return f"{config['store']}/{model}/lenses/{made}/{key}.safetensors"
+
+
+def lens_texts(config: Config, model: str) -> list[str]:
+    """Return the files of the texts that a model's tuned lens is trained on."""
+    texts = config["models"][model]["tuned_lens"]["train"]["texts"]
+    return [path.as_posix() for source in texts for path in haystack_paths(source)]
 
 
 def shard_names(config: Config, dataset: str) -> list[str]:

@@ -9,6 +9,9 @@ sources and asks for the decision.
 PROBES_VERSION = 2
 """How needles and haystacks become token ids."""
 
+LENS_VERSION = 1
+"""How a tuned lens is trained."""
+
 CAPTURE_VERSION = 2
 """What a shard holds and how it is computed."""
 

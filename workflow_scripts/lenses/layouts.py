@@ -1,16 +1,21 @@
-"""Tuned lenses: one affine translator a layer, read as A of u' = (I + A)^T u (method, section 1)."""
+"""Files of tuned lenses: one affine translator a layer, h + A h + b.
+
+Of a lens the direction u' = (I + A)^T u is made (method, section 1).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from workflow_scripts.common.artifacts import METADATA_KEY, atomic_path
+from workflow_scripts.common.digests import canonical_json
 from workflow_scripts.common.errors import UserError
 
 _FLAT = re.compile(r"(?:layer_translators\.)?(\d+)\.weight")
@@ -47,7 +52,10 @@ def read_lens(path: str | Path, n_layers: int, width: int) -> list[Tensor]:
     found = _translators(content)
     missing = [layer for layer in range(n_layers) if layer not in found]
     if missing:
-        raise UserError(f"tuned lens {path}: has no translator of layer {missing[0]}; see README")
+        raise UserError(
+            f"tuned lens {path}: has no translator of layer {missing[0]}; expected "
+            "{layer: {A, b}} or {layer}.weight of every layer"
+        )
     for layer in range(n_layers):
         if tuple(found[layer].shape) != (width, width):
             raise UserError(
@@ -55,6 +63,27 @@ def read_lens(path: str | Path, n_layers: int, width: int) -> list[Tensor]:
                 f"needs ({width}, {width}); this lens belongs to another model"
             )
     return [found[layer] for layer in range(n_layers)]
+
+
+def write_lens(
+    path: str | Path, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, spec: Any
+) -> None:
+    """Write a lens in the flat layout, "{i}.weight" and "{i}.bias", as .safetensors.
+
+    Parameters
+    ----------
+    path
+        The file; replaced atomically.
+    weights, biases
+        A and b of each layer, float32, (d_model, d_model) and (d_model,); b may be left out.
+    spec
+        What the lens was made from, kept in the file's metadata.
+    """
+    tensors = {f"{layer}.weight": matrix.contiguous() for layer, matrix in enumerate(weights)}
+    tensors |= {f"{layer}.bias": vector.contiguous() for layer, vector in enumerate(biases)}
+    about = canonical_json({"kind": "tuned lens", "spec": spec})
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata={METADATA_KEY.decode(): about})
 
 
 def _translators(content: Any) -> dict[int, Tensor]:

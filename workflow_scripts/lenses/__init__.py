@@ -1,0 +1,1 @@
+"""Tuned lenses: read from a file or the hub, or trained for a model."""
