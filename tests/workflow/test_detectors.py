@@ -26,7 +26,7 @@ NOLIMA = {
 
 def write_niah(path: Path) -> None:
     """Write literal needles in the planted model's words."""
-    landmarks = "Kiasma Ateneum Louvre Orsay Prado Reina Vasa Moderna".split()
+    landmarks = "Kiasma Ateneum Prado Retiro Colosseum Scala Zwinger Brera".split()
     names = ["Anna", "Bruno", "Ivan Holm", "Julia Berg", "Clara", "Emma", "Karl Lund", "Hugo"]
     lines = [
         {
@@ -100,7 +100,7 @@ def test_adding_every_detector_of_a_dataset_runs_no_capture_of_it_again(
     detected: tuple[Project, Run, Run],
 ) -> None:
     _, more, _ = detected
-    datasets = [line for line in more.lines_of("capture", "wildcards")]
+    datasets = more.lines_of("capture", "wildcards")
     assert datasets
     assert all("dataset=nolima," not in line for line in datasets), datasets
     assert "train_lens" not in more.jobs
