@@ -400,6 +400,12 @@ def test_patching_on_probes_of_a_task_is_refused_if_a_selector_uses_it(config: C
     assert message(config).startswith("config: patching.filler.dataset: 'nonliteral'")
 
 
+@pytest.mark.parametrize("region", ["all", "context", "no_bos"])
+def test_the_region_off_the_needle_can_be_chosen(config: Config, region: str) -> None:
+    config["scores"]["locos"]["off"] = region  # YAML reads it as a boolean unless it is quoted
+    assert checked(config)["scores"]["locos"]["off"] == region
+
+
 def test_a_difference_names_two_scores_that_are_none(config: Config) -> None:
     config["scores"]["d"] = {"difference": ["locos", "locus"]}
     assert "scores.d.difference: unknown score 'locus'" in message(config)
