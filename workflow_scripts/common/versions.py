@@ -9,7 +9,7 @@ sources and asks for the decision.
 PROBES_VERSION = 1
 """How needles and haystacks become token ids."""
 
-CAPTURE_VERSION = 1
+CAPTURE_VERSION = 2
 """What a shard holds and how it is computed."""
 
 CALIBRATION_VERSION = 1
