@@ -63,8 +63,8 @@ ROW_BITS = 13
 KEEP_BITS = 2
 """Mantissa bits that every dense cell keeps, however small: none loses its sign or its magnitude."""
 
-CHUNK_CELLS = 1 << 20
-"""Cells of the largest chunk."""
+CHUNK_CELLS = 1 << 19
+"""Cells of the largest chunk: 2 MiB, beside which the overhead of a chunk is small."""
 
 LEVEL = 7
 """Of Blosc: from here on it finds what the rows of one probe share (docs/speed.md)."""
@@ -215,9 +215,13 @@ def write_shard(
         for name, values in arrays.items():
             array = _create_array(group, name, np.asarray(values))
             if is_dense(name):
-                # A layer at a time, so that rounding needs little memory.
-                for layer, plane in enumerate(np.asarray(values, np.float32)):
-                    array[layer] = round_rows(plane, arrays["row_offset"], keep_bits)
+                # A chunk's layers at a time, so that rounding needs little memory.
+                step = array.chunks[0]
+                for start in range(0, len(values), step):
+                    planes = np.asarray(values[start : start + step], np.float32)
+                    array[start : start + step] = round_rows(
+                        planes, arrays["row_offset"], keep_bits
+                    )
             else:
                 array[...] = values
         manifest.unlink(missing_ok=True)
@@ -315,39 +319,39 @@ def _check_attributes(path: Path, attributes: dict[str, Any], spec: Any) -> None
         )
 
 
-def round_rows(plane: Array, offsets: Array, keep_bits: int = KEEP_BITS) -> Array:
-    """Round a plane's cells to what matters beside the largest of their row and head.
+def round_rows(planes: Array, offsets: Array, keep_bits: int = KEEP_BITS) -> Array:
+    """Round cells to what matters beside the largest of their row and head.
 
     A sum over positions is then as good as with `ROW_BITS` mantissa bits in every cell, but the many
     small cells, which weigh nothing in it, take fewer.
 
     Parameters
     ----------
-    plane
-        float32, shape (head, cell).
+    planes
+        float32, shape (layer, head, cell).
     offsets
         First cell of each row, ascending from 0.
     keep_bits
         Least mantissa bits of a cell.
     """
-    if plane.shape[-1] == 0:
-        return plane
-    _, exponent = np.frexp(np.maximum.reduceat(np.abs(plane), offsets, axis=-1))
+    if planes.shape[-1] == 0:
+        return planes
+    _, exponent = np.frexp(np.maximum.reduceat(np.abs(planes), offsets, axis=-1))
     # Powers of two: dividing by them and multiplying again is exact.
     unit = np.ldexp(np.float32(1), np.maximum(exponent - 1 - ROW_BITS, -100))
-    unit = np.repeat(unit, np.diff(np.append(offsets, plane.shape[-1])), axis=-1)
-    small = BitRound(keepbits=keep_bits).encode(np.ascontiguousarray(plane)).view(np.float32)
+    unit = np.repeat(unit, np.diff(np.append(offsets, planes.shape[-1])), axis=-1)
+    small = BitRound(keepbits=keep_bits).encode(np.ascontiguousarray(planes)).view(np.float32)
     rounded: Array = np.where(
-        np.abs(plane) >= unit * np.float32(1 << keep_bits), np.rint(plane / unit) * unit, small
+        np.abs(planes) >= unit * np.float32(1 << keep_bits), np.rint(planes / unit) * unit, small
     )
     return rounded
 
 
 def _create_array(group: zarr.Group, name: str, values: Array) -> Any:
     if is_dense(name):
-        _, heads, cells = (max(1, n) for n in values.shape)
+        layers, heads, cells = (max(1, n) for n in values.shape)
         chunks: tuple[int, ...] = (
-            1,
+            min(layers, max(1, CHUNK_CELLS // (heads * cells))),
             min(heads, max(1, CHUNK_CELLS // cells)),
             min(cells, CHUNK_CELLS),
         )
