@@ -184,6 +184,7 @@ def _arrays(world: World) -> dict[str, Array]:
     sums = {"alpha": np.zeros((*shape, 6)), "phi_raw": np.zeros((*shape, 6))}
     lengths_by_region = np.zeros((len(rows), 6), np.int32)
     extra = {name: np.zeros(shape) for name in ("argmax", "top10_in_needle", "topn_needle_alpha")}
+    peak = np.full(shape, np.nan)
     for r, row in enumerate(rows):
         for position in range(row.length):
             region = REGIONS.index(world.region(row, position))
@@ -200,9 +201,13 @@ def _arrays(world: World) -> dict[str, Array]:
             extra["top10_in_needle"][r, layer, head] = len(hits)
             kept = [j for j in world.top(row, layer, head, stop - start) if start <= j < stop]
             extra["topn_needle_alpha"][r, layer, head] = weights[kept].sum()
+            if row.token >= 0 and stop > start:
+                at = max(range(start, stop), key=lambda j: weights[j])
+                peak[r, layer, head] = row.phi[layer, head, at]
     arrays["region_length"] = lengths_by_region
     arrays |= {f"{name}_by_region": plane.astype(np.float32) for name, plane in sums.items()}
     arrays["topn_needle_alpha"] = extra["topn_needle_alpha"].astype(np.float32)
+    arrays["peak_phi_raw"] = peak.astype(np.float32)
     arrays["argmax"] = extra["argmax"].astype(np.int32)
     arrays["top10_in_needle"] = extra["top10_in_needle"].astype(np.int32)
     return arrays

@@ -25,6 +25,7 @@ WINDOWED = {"gemma2": [0], "gemma3_text": [0], "gemma3": [0], "olmo3": [0], "gpt
 WINDOWED |= {"mistral": [0, 1], "phi3": [0, 1]}
 POST_NORM = ["gemma2", "gemma3_text", "gemma3", "olmo2", "olmo3"]
 LAYER_NORM = ["gpt2", "gpt_neox"]
+NEEDLE = (2, 5)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -52,7 +53,7 @@ def capture_of(
     prompt: list[int],
     generated: list[int],
     directions: list[str],
-    needle: tuple[int, int] = (2, 5),
+    needle: tuple[int, int] = NEEDLE,
 ) -> Capture:
     """Read the rows of some generated ids, every one an answer step."""
     runner = PrefixRunner(lm, Conditions.unchanged())
@@ -133,6 +134,9 @@ def test_alpha_and_phi_equal_the_familys_own_eager_attention(
                 expected = float(unembedding[token] @ written)
                 found = capture.dense["phi_raw"][layer.index, head, cells].sum()
                 worst = max(worst, abs(found - expected) / (scale * float(written.norm())))
+                at = NEEDLE[0] + int(attention[slice(*NEEDLE)].argmax())
+                peak = capture.dense["phi_raw"][layer.index, head, cells][at]
+                assert capture.peak["phi_raw"][step + 7, layer.index, head] == peak
     assert offset == capture.dense["alpha"].shape[2]
     print(f"{family}: sum of phi against u . W_O z, relative error {worst:.1e}")
     assert worst < 1e-5

@@ -203,6 +203,8 @@ def shard_arrays(results: list[ProbeResult]) -> dict[str, NDArray[Any]]:
     join("step_is_answer", [np.isin(c.step, r.answer_steps) for _, r, c in captured])
     for name in captured[0][2].by_region:
         join(f"{name}_by_region", [c.by_region[name] for _, _, c in captured])
+    for name in captured[0][2].peak:
+        join(f"peak_{name}", [c.peak[name] for _, _, c in captured])
 
     dense = [(i, c, np.isin(c.step, r.answer_steps)) for i, r, c in captured]
     join("row_probe", [np.full(keep.sum(), i, np.int32) for i, _, keep in dense])

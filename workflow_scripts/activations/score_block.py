@@ -63,6 +63,9 @@ class Capture:
         "alpha" and "phi_{direction}": float32, shape (S, L, H, R); phi is NaN where no token follows.
     argmax, top10_in_needle, topn_needle_alpha
         Shape (S, L, H); see the shard's contract in `common/shards.py`.
+    peak
+        "phi_{direction}" at the needle position with most attention: float32, shape (S, L, H); NaN
+        where no token follows, or without a needle.
     dense
         "alpha" and "phi_{direction}": float32, shape (L, H, cells), rows of the answer steps in order.
     reproduced
@@ -79,6 +82,7 @@ class Capture:
     argmax: Array
     top10_in_needle: Array
     topn_needle_alpha: Array
+    peak: dict[str, Array]
     dense: dict[str, Array]
 
 
@@ -198,6 +202,9 @@ class _BlockReader:
         within = torch.arange(most, device=alpha.device) < lengths[..., None]
         topn = (top * (hit & within)).sum(-1).cpu().numpy()
         argmax = where[..., 0].cpu().numpy()
+        at = alpha.masked_fill(~in_needle, -1.0).argmax(-1, keepdim=True)
+        phis = [name for name in planes if name != "alpha"]
+        peaks = {name: planes[name].gather(-1, at)[..., 0].cpu().numpy() for name in phis}
         counts = {"argmax": argmax.astype(np.int32), "top10_in_needle": top10.astype(np.int32)}
         for b in range(len(self.answers)):
             own = self._own_rows(b)
@@ -207,6 +214,10 @@ class _BlockReader:
                 if name != "alpha":
                     rows = np.where(known[:, None, None], rows, np.nan).astype(np.float32)
                 self._keep(b, f"{name}_by_region", rows)
+            known &= self.answers[b].needle is not None
+            for name, values in peaks.items():
+                rows = np.where(known[:, None], values[b, :, :own].T, np.nan)
+                self._keep(b, f"peak_{name}", rows.astype(np.float32))
             for name, values in (counts | {"topn_needle_alpha": topn}).items():
                 self._keep(b, name, values[b, :, :own].T)
 
@@ -261,6 +272,11 @@ class _BlockReader:
             argmax=np.stack(read["argmax"], 1),
             top10_in_needle=np.stack(read["top10_in_needle"], 1),
             topn_needle_alpha=np.stack(read["topn_needle_alpha"], 1),
+            peak={
+                name: np.stack(read[f"peak_{name}"], 1)
+                for name in self._plane_names()
+                if name != "alpha"
+            },
             dense={name: np.stack(read[f"{name}_dense"]) for name in self._plane_names()},
         )
         if "frozen_norm" in self.directions:
@@ -274,6 +290,7 @@ class _BlockReader:
         """Multiply the frozen-norm planes by 1 / rms(h_L) of their rows."""
         name, own = "phi_frozen_norm", len(capture.step)
         capture.by_region[name] = capture.by_region[name] * factors[:own, None, None, None]
+        capture.peak[name] = capture.peak[name] * factors[:own, None, None]
         rows = np.asarray(steps, dtype=np.int64) + self.window - 1
         per_cell = np.repeat(factors[rows], capture.length[rows])
         capture.dense[name] = capture.dense[name] * per_cell

@@ -22,6 +22,7 @@ phi_{dir}_by_region  float32   (step, L, H, region)  of phi; NaN where no token 
 argmax               int32     (step, L, H)          position of the largest alpha
 top10_in_needle      int32     (step, L, H)          of the ten largest, those in the needle
 topn_needle_alpha    float32   (step, L, H)          alpha of the top n in the needle
+peak_phi_{dir}       float32   (step, L, H)          phi at the needle's largest alpha; NaN as above
 ===================  ========  ====================  =========================================
 
 The attributes hold no time and no path, so the same input gives the same bytes; what may vary (wall
@@ -56,11 +57,17 @@ KIND = "activations"
 REGIONS = ("needle", "haystack", "question", "bos", "template", "generated")
 """What a key position belongs to; "haystack" leaves the needle out. Together they are all keys."""
 
-KEEP_BITS = 10
-"""Mantissa bits kept of a dense plane: 1.7e-4 median error a cell, half the size of raw float32."""
+ROW_BITS = 13
+"""Precision of a dense cell: no cell is off by more than 2**-14 of the largest of its row and head."""
 
-CHUNK_CELLS = 1 << 20
-"""Cells of the largest chunk."""
+KEEP_BITS = 2
+"""Mantissa bits that every dense cell keeps, however small: none loses its sign or its magnitude."""
+
+CHUNK_CELLS = 1 << 19
+"""Cells of the largest chunk: 2 MiB, beside which the overhead of a chunk is small."""
+
+LEVEL = 7
+"""Of Blosc: from here on it finds what the rows of one probe share (docs/speed.md)."""
 
 _SUFFIX = ".zarr.zip"
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -189,7 +196,7 @@ def write_shard(
     manifest_path
         Its manifest; written once the shard is in place, so it never describes another file.
     arrays
-        Arrays of the module's table. The dense planes are rounded; all others are exact.
+        Arrays of the module's table. The dense planes are rounded (`round_rows`); all others are exact.
     attributes
         JSON values: `probes` (each with its `status`), `n_layers`, `n_heads`, `n_kv_heads`.
     spec
@@ -197,7 +204,7 @@ def write_shard(
     device, wall_seconds
         Recorded in the manifest only.
     keep_bits
-        Mantissa bits kept of a dense plane, 1 to 23.
+        Least mantissa bits of a dense cell, 1 to 23; 23 writes the planes exactly.
     """
     target, manifest = Path(path), Path(manifest_path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +213,17 @@ def write_shard(
     with TemporaryDirectory(dir=target.parent, prefix=f".tmp-{target.name}-") as folder:
         group = zarr.create_group(LocalStore(folder), attributes=stamped, zarr_format=3)
         for name, values in arrays.items():
-            _write_array(group, name, np.asarray(values), keep_bits)
+            array = _create_array(group, name, np.asarray(values))
+            if is_dense(name):
+                # A chunk's layers at a time, so that rounding needs little memory.
+                step = array.chunks[0]
+                for start in range(0, len(values), step):
+                    planes = np.asarray(values[start : start + step], np.float32)
+                    array[start : start + step] = round_rows(
+                        planes, arrays["row_offset"], keep_bits
+                    )
+            else:
+                array[...] = values
         manifest.unlink(missing_ok=True)
         with atomic_path(target) as packed:
             _pack(Path(folder), packed)
@@ -302,12 +319,42 @@ def _check_attributes(path: Path, attributes: dict[str, Any], spec: Any) -> None
         )
 
 
-def _write_array(group: zarr.Group, name: str, values: Array, keep_bits: int) -> None:
-    dense = is_dense(name)
-    if dense:
-        rounded = BitRound(keepbits=keep_bits).encode(np.ascontiguousarray(values, np.float32))
-        values = rounded.view(np.float32)
-        chunks: tuple[int, ...] = (1, 1, min(max(1, values.shape[2]), CHUNK_CELLS))
+def round_rows(planes: Array, offsets: Array, keep_bits: int = KEEP_BITS) -> Array:
+    """Round cells to what matters beside the largest of their row and head.
+
+    A sum over positions is then as good as with `ROW_BITS` mantissa bits in every cell, but the many
+    small cells, which weigh nothing in it, take fewer.
+
+    Parameters
+    ----------
+    planes
+        float32, shape (layer, head, cell).
+    offsets
+        First cell of each row, ascending from 0.
+    keep_bits
+        Least mantissa bits of a cell.
+    """
+    if planes.shape[-1] == 0:
+        return planes
+    _, exponent = np.frexp(np.maximum.reduceat(np.abs(planes), offsets, axis=-1))
+    # Powers of two: dividing by them and multiplying again is exact.
+    unit = np.ldexp(np.float32(1), np.maximum(exponent - 1 - ROW_BITS, -100))
+    unit = np.repeat(unit, np.diff(np.append(offsets, planes.shape[-1])), axis=-1)
+    small = BitRound(keepbits=keep_bits).encode(np.ascontiguousarray(planes)).view(np.float32)
+    rounded: Array = np.where(
+        np.abs(planes) >= unit * np.float32(1 << keep_bits), np.rint(planes / unit) * unit, small
+    )
+    return rounded
+
+
+def _create_array(group: zarr.Group, name: str, values: Array) -> Any:
+    if is_dense(name):
+        layers, heads, cells = (max(1, n) for n in values.shape)
+        chunks: tuple[int, ...] = (
+            min(layers, max(1, CHUNK_CELLS // (heads * cells))),
+            min(heads, max(1, CHUNK_CELLS // cells)),
+            min(cells, CHUNK_CELLS),
+        )
         names: tuple[str, ...] = ("layer", "head", "cell")
     else:
         row = max(1, int(np.prod(values.shape[1:])))
@@ -316,16 +363,15 @@ def _write_array(group: zarr.Group, name: str, values: Array, keep_bits: int) ->
             *(max(1, n) for n in values.shape[1:]),
         )
         names = _dimension_names(name, values.ndim)
-    array = group.create_array(
+    return group.create_array(
         name,
         shape=values.shape,
-        dtype=values.dtype,
+        dtype=np.float32 if is_dense(name) else values.dtype,
         chunks=chunks,
         serializer=BytesCodec(),
-        compressors=[BloscCodec(cname="zstd", shuffle="bitshuffle")],
+        compressors=[BloscCodec(cname="zstd", clevel=LEVEL, shuffle="shuffle")],
         dimension_names=names,
     )
-    array[...] = values
 
 
 def _dimension_names(name: str, n_dimensions: int) -> tuple[str, ...]:

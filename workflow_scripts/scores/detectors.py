@@ -185,35 +185,8 @@ def headkv_r2(rows: Rows) -> Values:
 
 @_register("argmax_ov", steps=("answer",), options=("direction", "off"))
 def argmax_ov(rows: Rows) -> Values:
-    """Phi at the needle position with most attention, minus the mean phi off the needle.
-
-    Reads the dense planes one layer at a time, and only probes whose positions were kept.
-    """
-    offsets, kept = _dense_offsets(rows)
-    starts, stops = (rows.probe_values(f"needle_{end}")[kept] for end in ("start", "end"))
-    within = np.arange(max((stops - starts).max(initial=0), 1))
-    inside = within < (stops - starts)[:, None]  # (row, n), ragged needles padded to the longest
-    cells = (offsets + starts)[:, None] + np.where(inside, within, 0)
-    best = np.empty((len(cells), *rows.shape))
-    for layer in range(rows.shape[0]):
-        alpha = np.where(inside, rows.shard.read("alpha", layer)[:, cells], -np.inf)
-        at = cells[np.arange(len(cells)), alpha.argmax(-1)]  # (head, row)
-        phi = rows.shard.read(rows.phi_plane, layer).astype(np.float64)
-        best[:, layer] = np.take_along_axis(phi, at, axis=1).T
+    """Phi at the needle position with most attention, minus the mean phi off the needle."""
+    peak = rows.read(f"peak_{rows.phi_plane}").astype(np.float64)
     if rows.direction == "unit":
-        best /= rows.column("u_norm")[kept]
-    off_mean = (rows.column("off_phi") / rows.column("off_len"))[kept]
-    return per_step(rows.probe[kept], best - off_mean)
-
-
-def _dense_offsets(rows: Rows) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the first cell of each row that has a dense one, and which rows have."""
-
-    def keys(probe: Array, step: Array) -> Array:
-        return probe.astype(np.int64) << 32 | step.astype(np.int64)
-
-    shard = rows.shard
-    dense = keys(shard.read("row_probe"), shard.read("row_step"))
-    wanted = keys(rows.probe, rows.read("step_index"))
-    kept = np.isin(wanted, dense)
-    return shard.read("row_offset")[np.searchsorted(dense, wanted[kept])], kept
+        peak /= rows.column("u_norm")
+    return per_step(rows.probe, peak - rows.column("off_phi") / rows.column("off_len"))
