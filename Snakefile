@@ -34,6 +34,7 @@ rule all:
         expand("results/{model}/summary.md", model=config["models"]),
 
 
+include: "rules/data.smk"
 include: "rules/models.smk"
 include: "rules/probes.smk"
 include: "rules/lenses.smk"

@@ -7,7 +7,7 @@ from workflow_scripts.common.code_digest import code_digest
 from workflow_scripts.common.config import validate
 from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.probes.sources import check_sources
+from workflow_scripts.probes.sources import check_row, check_sources
 from workflow_scripts.scores.settings import check_score
 from workflow_scripts.common.layout import (
     CONVERTED_FILES,
@@ -15,13 +15,16 @@ from workflow_scripts.common.layout import (
     activations_spec,
     calibration_spec,
     converted_folder,
+    file_path,
     generations_spec,
     haystack_files,
+    hub_config_path,
     lens_path,
     lens_spec,
     lens_texts,
     patching_spec,
     probes_spec,
+    remote_files,
     score_spec,
     selection_spec,
     shard_names,
@@ -34,9 +37,23 @@ ROOT = Path(workflow.basedir)
 os.environ.update(PYTHONPATH=ROOT.as_posix())
 
 
+def needles_path(row):
+    """Return the needle file of a row of `probes:`."""
+    return file_path(config, row["needles"])
+
+
+def haystack_paths(row):
+    """Return the haystack files of a row of `probes:`."""
+    return [file_path(config, file) for file in haystack_files(row)]
+
+
 def check_row_sources(dataset, row):
-    """Check the user's needles and haystacks of a row of `probes:`."""
-    check_sources(row, row["needles"], haystack_files(row), dataset)
+    """Check a row of `probes:`, and its needles and haystacks if they are all here already."""
+    needles, haystacks = needles_path(row), haystack_paths(row)
+    if all(Path(path).is_file() for path in (needles, *haystacks)):
+        check_sources(row, needles, haystacks, dataset)
+    else:
+        check_row(row, f"probes.{dataset}")
 
 
 try:
@@ -64,10 +81,25 @@ def code_of(script):
 
 
 def converted(model, files):
-    """Return the converted files that a model is loaded from; none if it needs no conversion."""
-    if wheel_key(config, model) is None:
-        return []
-    return [f"{converted_folder(config, model)}/{name}" for name in files]
+    """Return what jobs make before a model is loaded; nothing for a local folder.
+
+    A wheel is converted into files. Of a hub model the config is fetched, and with it checked that the
+    model can be had and used, before anything else is done for it.
+    """
+    if wheel_key(config, model) is not None:
+        return [f"{converted_folder(config, model)}/{name}" for name in files]
+    path = hub_config_path(config, model)
+    return [] if path is None else [path]
+
+
+def refuse_absent(model):
+    """End the run if a hub model cannot be had."""
+    from workflow_scripts.common.hub import hub_model_config
+
+    try:
+        hub_model_config(**config["models"][model]["source"])
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 def probes_path(model, dataset):

@@ -19,3 +19,31 @@ rule convert_gguf:
         ),
     script:
         "../workflow_scripts/models/convert_gguf.py"
+
+
+rule fetch_config:
+    output:
+        f"{STORE}/{{model}}/hub/{{key}}/config.json",
+    log:
+        "results/{model}/logs/fetch_config/{key}.log",
+    benchmark:
+        "results/{model}/benchmarks/fetch_config/{key}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        spec=lambda wildcards: canonical_json(
+            config["models"][wildcards.model]["source"]
+        ),
+    script:
+        "../workflow_scripts/models/fetch_config.py"
+
+
+onstart:
+    # In the run's own process and before its first job, so that a model that cannot be had is one line.
+    for job in workflow.dag.needrun_jobs():
+        if job.rule.name == "fetch_config":
+            refuse_absent(job.wildcards.model)

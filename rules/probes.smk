@@ -1,10 +1,10 @@
 rule tokenize_probes:
     input:
         needles=lambda wildcards: ancient(
-            config["probes"][wildcards.dataset]["needles"]
+            needles_path(config["probes"][wildcards.dataset])
         ),
         haystacks=lambda wildcards: ancient(
-            haystack_files(config["probes"][wildcards.dataset])
+            haystack_paths(config["probes"][wildcards.dataset])
         ),
         tokenizer=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
     output:

@@ -503,6 +503,18 @@ def test_a_model_config_that_is_not_json_is_named(config: Config, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"), [("[]", "list"), ("3", "whole number"), ("null", "null")]
+)
+def test_a_model_config_that_is_no_object_is_named(
+    config: Config, tmp_path: Path, text: str, kind: str
+) -> None:
+    (tmp_path / "model/config.json").write_text(text, encoding="utf-8")
+    assert message(config) == (
+        f"config: models.tiny: {tmp_path / 'model/config.json'} is not a JSON object (but a {kind})"
+    )
+
+
 @pytest.mark.parametrize("name", ["nowhere.json", "texts"])
 def test_needles_that_are_no_file_are_named(config: Config, tmp_path: Path, name: str) -> None:
     config["probes"]["nolima"]["needles"] = str(tmp_path / name)
@@ -514,6 +526,64 @@ def test_missing_haystacks_are_named(config: Config, tmp_path: Path) -> None:
     assert message(config) == (
         f"config: probes.nolima.haystacks: {tmp_path / 'nowhere'} does not exist"
     )
+
+
+REMOTE = {"hub": "owner/name", "revision": "0" * 40, "file": "sets/needles.json"}
+
+
+def test_files_that_are_fetched_need_not_be_here(config: Config) -> None:
+    config["probes"]["nolima"] |= {"needles": REMOTE, "haystacks": [REMOTE]}
+    assert checked(config)["probes"]["nolima"]["needles"] == REMOTE
+
+
+def test_a_missing_file_in_a_list_of_haystacks_is_named(config: Config) -> None:
+    config["probes"]["nolima"]["haystacks"] = [REMOTE, "nowhere.txt"]
+    assert message(config) == "config: probes.nolima.haystacks: nowhere.txt is no file"
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ({"hub": "owner/name", "file": "a.json"}, "needles: key 'revision' is missing"),
+        (
+            REMOTE | {"revision": "main"},
+            "needles.revision: 'main' does not fit; expected: A commit",
+        ),
+        (
+            REMOTE | {"file": "../a.json"},
+            "needles.file: '../a.json' does not fit; expected: The path",
+        ),
+        (REMOTE | {"sha256": "0f"}, "needles.sha256: '0f' does not fit; expected: The SHA-256"),
+        (
+            {"path": "a.json"},
+            "needles: its keys (path) fit no known form; give one of: hub, revision, file | url, "
+            "revision, file",
+        ),
+    ],
+)
+def test_a_remote_file_that_cannot_be_fetched_is_named(
+    config: Config, file: Config, expected: str
+) -> None:
+    config["probes"]["nolima"]["needles"] = file
+    assert message(config).startswith(f"config: probes.nolima.{expected}")
+
+
+def test_a_remote_file_in_a_list_is_described_where_it_stands(config: Config) -> None:
+    config["probes"]["nolima"]["haystacks"] = [REMOTE, REMOTE | {"revision": "main"}]
+    assert message(config).startswith("config: probes.nolima.haystacks.1.revision: 'main' does not")
+
+
+def test_the_same_remote_needles_overlap(config: Config) -> None:
+    for name, split in (("nolima", "all"), ("nonliteral", "evaluate")):
+        config["probes"][name] |= {"needles": REMOTE, "split": split}
+    assert "shares needles with 'nonliteral'" in message(config)
+
+
+def test_a_row_that_an_overlay_empties_is_left_out(config: Config) -> None:
+    config["scores"]["other"] = config["patching"]["filler"] = config["scores"]["cri"] = None
+    completed = checked(config)
+    assert list(completed["scores"]) == ["locos"]
+    assert completed["patching"] == {}
 
 
 def test_a_missing_file_of_heads_is_named(config: Config) -> None:

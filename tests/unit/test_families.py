@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from tiny_models import FAMILIES, WINDOW, random_ids, random_model
+from tiny_models import COMMON, FAMILIES, WINDOW, random_ids, random_model, tokenizer
 from torch import Tensor
 
 from workflow_scripts.activations.score_block import Answer, Capture, score_block
-from workflow_scripts.common import decoding
+from workflow_scripts.common import attention, decoding
 from workflow_scripts.common.architecture import REFUSED, refuse_unknown_family
 from workflow_scripts.common.decoding import Conditions, PrefixRunner
 from workflow_scripts.common.errors import UserError
@@ -264,3 +264,35 @@ def test_a_model_that_gates_its_attention_output_is_refused_by_the_identity_chec
     projection.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
     with pytest.raises(UserError, match="layer 1: the attention output is changed before W_O"):
         wrap_model(lm.model, lm.tokenizer)
+
+
+def test_an_attention_that_differs_from_eager_is_refused_by_the_identity_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lm = random_model("llama")
+    stock = attention.sdpa_attention_forward
+
+    def off_by_a_percent(*args: Any, **kwargs: Any) -> Any:
+        output, weights = stock(*args, **kwargs)
+        return output * 1.01, weights
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", off_by_a_percent)
+    with pytest.raises(
+        UserError, match="layer 0: the attention differs from the model's own eager"
+    ):
+        wrap_model(lm.model, lm.tokenizer)
+
+
+def test_a_bfloat16_model_whose_logits_drown_in_rounding_is_not_refused() -> None:
+    torch.manual_seed(1)
+    config = tf.LlamaConfig(**(COMMON | {"num_hidden_layers": 12, "initializer_range": 1.0}))
+    model = tf.LlamaForCausalLM(config).eval().bfloat16()
+    ids = torch.arange(1, 9)[None]
+    logits = []
+    with torch.inference_mode():
+        for kind in ("sdpa", "eager"):
+            model.set_attn_implementation(kind)
+            logits.append(model(ids).logits.float())
+    # Both are the model's own; so far apart are they after twelve layers.
+    assert (logits[0] - logits[1]).abs().max() > 0.05 * logits[1].abs().max()
+    assert len(wrap_model(model, tokenizer()).layers) == 12

@@ -24,6 +24,7 @@ from workflow_scripts.common.models import (
     LanguageModel,
     load_config,
     model_of_rule,
+    most_positions,
     source_of_rule,
 )
 from workflow_scripts.common.script import log, run_script
@@ -58,7 +59,7 @@ def main(snakemake: Any) -> None:
     spec = json.loads(snakemake.params.spec)
     table = read_table(snakemake.input.probes, kind="probes", spec=spec["probes"])
     probes = shard_rows(table, snakemake.wildcards.shard)
-    text_config = load_config(source_of_rule(snakemake)).get_text_config(decoder=True)
+    positions = most_positions(load_config(source_of_rule(snakemake)))
     lm = model_of_rule(snakemake)
     if "tuned_lens" in spec["directions"]:
         width = lm.unembedding().shape[1]
@@ -70,7 +71,7 @@ def main(snakemake: Any) -> None:
             probes,
             directions=spec["directions"],
             batch_tokens=config["models"][snakemake.wildcards.model]["batch_tokens"],
-            max_length=text_config.max_position_embeddings,
+            max_length=positions,
             progress=bar.update,
         )
     name = f"probes {snakemake.wildcards.dataset}, shard {snakemake.wildcards.shard}"

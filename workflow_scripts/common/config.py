@@ -16,7 +16,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.common.layout import converted_folder
+from workflow_scripts.common.layout import file_path, model_config_path
 
 Config = dict[str, Any]
 
@@ -64,6 +64,7 @@ def validate(
     schema = yaml.safe_load((root / SCHEMA_FILE).read_text(encoding="utf-8"))
     completed = copy.deepcopy(dict(config))
     _check_keys(completed, ())
+    _drop_emptied_rows(completed)
     errors = sorted(_Validator(schema).iter_errors(completed), key=_depth_first)
     if errors:
         raise UserError("config: " + _describe(errors[0]))
@@ -78,7 +79,7 @@ def validate(
         check_sources(name, row)
     for name, row in completed["scores"].items():
         check_score(name, row)
-    _check_head_counts(completed)
+    _check_known_models(completed)
     return completed
 
 
@@ -99,6 +100,13 @@ def _check_keys(value: Any, path: tuple[str, ...]) -> None:
         _check_keys(item, (*path, name))
 
 
+def _drop_emptied_rows(config: Config) -> None:
+    """Drop the rows that an overlay has set to null: laid over another file, it could only add."""
+    for table in ("models", "probes", "patching", "scores", "selectors", "tasks"):
+        if isinstance(config.get(table), dict):
+            config[table] = {name: row for name, row in config[table].items() if row is not None}
+
+
 def _describe(error: Any) -> str:
     """Return one line for a schema violation."""
     key = ".".join(map(str, error.absolute_path)) or "top level"
@@ -107,7 +115,7 @@ def _describe(error: Any) -> str:
         case "oneOf" if isinstance(found, dict):
             return _describe_alternatives(key, error)
         case "oneOf":
-            return _describe(error.context[0])
+            return _describe(min(error.context, key=_depth_first))
         case "additionalProperties":
             known = list(error.schema.get("properties", {}))
             name = next(name for name in found if name not in known)
@@ -148,19 +156,26 @@ def _describe_alternatives(key: str, error: Any) -> str:
     described; else all forms are named.
     """
     forms = error.validator_value
-    shared = [len(error.instance.keys() & form["properties"].keys()) for form in forms]
+    shared = [len(error.instance.keys() & form.get("properties", {}).keys()) for form in forms]
     best = max(shared)
     if best and shared.count(best) == 1:
         # schema_path: the form's number, then the rest.
         causes = [c for c in error.context if c.schema_path[0] == shared.index(best)]
         return _describe(min(causes, key=_depth_first))
     names = ", ".join(error.instance) or "none"
-    known = " | ".join(", ".join(form["required"]) for form in forms)
+    known = " | ".join(", ".join(form["required"]) for form in forms if "required" in form)
     return f"{key}: its keys ({names}) fit no known form; give one of: {known}"
 
 
 def _type(value: Any) -> str:
-    names = {bool: "boolean", str: "string", int: "whole number", float: "number", list: "list"}
+    names = {
+        type(None): "null",
+        bool: "boolean",
+        str: "string",
+        int: "whole number",
+        float: "number",
+        list: "list",
+    }
     return names.get(type(value), "mapping")
 
 
@@ -286,7 +301,8 @@ def _check_splits(config: Config) -> None:
     for key, found_on in used:
         for task, row in config["tasks"].items():
             one, other = datasets[found_on], datasets[row["dataset"]]
-            shared = Path(one["needles"]).resolve() == Path(other["needles"]).resolve()
+            paths = [Path(file_path(config, row["needles"])).resolve() for row in (one, other)]
+            shared = paths[0] == paths[1]
             if shared and (one["split"], other["split"]) != ("detect", "evaluate"):
                 raise UserError(
                     f"config: {key}: '{found_on}' (split {one['split']}) shares needles with "
@@ -339,37 +355,60 @@ def _check_model(name: str, row: Mapping[str, Any]) -> None:
 
 
 def _check_files(config: Config) -> None:
-    """Check that the files that rows name exist."""
+    """Check that the files that rows name exist, but for those that are fetched."""
     for name, row in config["probes"].items():
-        if not Path(row["needles"]).is_file():
-            raise UserError(f"config: probes.{name}.needles: {row['needles']} is no file")
-        if "haystacks" in row and not Path(row["haystacks"]).exists():
-            raise UserError(f"config: probes.{name}.haystacks: {row['haystacks']} does not exist")
+        needles, haystacks = row["needles"], row.get("haystacks")
+        if isinstance(needles, str) and not Path(needles).is_file():
+            raise UserError(f"config: probes.{name}.needles: {needles} is no file")
+        if isinstance(haystacks, str) and not Path(haystacks).exists():
+            raise UserError(f"config: probes.{name}.haystacks: {haystacks} does not exist")
+        for file in haystacks if isinstance(haystacks, list) else ():
+            if isinstance(file, str) and not Path(file).is_file():
+                raise UserError(f"config: probes.{name}.haystacks: {file} is no file")
     for name, row in config["selectors"].items():
         if "heads_file" in row and not Path(row["heads_file"]).is_file():
             raise UserError(f"config: selectors.{name}.heads_file: {row['heads_file']} is no file")
 
 
-def _check_head_counts(config: Config) -> None:
+def _check_known_models(config: Config) -> None:
     """Check k against the heads of every model whose config lies on this machine."""
-    most = max(config["ablation"]["k"])
-    for name, row in config["models"].items():
-        if "hub" in row["source"]:
-            continue
-        folder = row["source"].get("folder") or converted_folder(config, name)
-        path = Path(folder) / "config.json"
-        if not path.is_file():  # a wheel that is not converted yet
+    for name in config["models"]:
+        path = Path(model_config_path(config, name))
+        if not path.is_file():  # a wheel not converted yet, a hub model not fetched yet
             continue
         try:
-            model = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            model = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
             raise UserError(
                 f"config: models.{name}: {path} is not a JSON object ({error})"
             ) from None
-        model = model.get("text_config", model)
-        # Families that name these otherwise, such as GPT-2, are checked once their heads are scored.
-        heads = model.get("num_hidden_layers", 0) * model.get("num_attention_heads", 0)
-        if heads and most > heads:
+        if not isinstance(model, dict):
             raise UserError(
-                f"config: ablation.k: {most} is more than the {heads} heads of model {name}"
+                f"config: models.{name}: {path} is not a JSON object (but a {_type(model)})"
             )
+        check_heads(config, name, model)
+
+
+def check_heads(config: Config, name: str, model: Mapping[str, Any]) -> None:
+    """Check that a model has as many heads as `ablation.k` asks for.
+
+    Parameters
+    ----------
+    config
+        Complete.
+    name, model
+        The model's key, and the content of its config.json. Families that call their numbers of layers
+        and heads otherwise, such as GPT-2, are checked when their heads are selected.
+
+    Raises
+    ------
+    UserError
+        If it has fewer.
+    """
+    model = model.get("text_config", model)
+    heads = model.get("num_hidden_layers", 0) * model.get("num_attention_heads", 0)
+    most = max(config["ablation"]["k"])
+    if heads and most > heads:
+        raise UserError(
+            f"config: ablation.k: {most} is more than the {heads} heads of model {name}"
+        )

@@ -54,13 +54,62 @@ def content_digests(paths: Iterable[str | Path]) -> dict[str, str]:
     Files of the same name have that of their folder before it, as haystacks do.
     """
     files = sorted(map(Path, paths))
-    names = Counter(path.name for path in files)
     found = {}
-    for path in files:
-        name = path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}"
+    for name, path in zip(_short_names(files), files, strict=True):
         stat = path.stat()
         found[name] = _digest(str(path), stat.st_size, stat.st_mtime_ns)
     return found
+
+
+File = str | dict[str, Any]
+"""A file that a row names: its path, or {hub or url, revision, file, sha256} where it is fetched."""
+
+
+def file_path(config: Config, file: File) -> str:
+    """Return where a file lies: its own path, or its place in the store if it is fetched."""
+    if isinstance(file, str):
+        return file
+    repository = {name: file[name] for name in ("hub", "url", "revision") if name in file}
+    return f"{config['store']}/files/{key_of(repository)}/{file['file']}"
+
+
+def remote_files(config: Config) -> dict[str, dict[str, Any]]:
+    """Return every fetched file that the config names, by its path in the store."""
+    found = {}
+
+    def search(value: Any) -> None:
+        if isinstance(value, dict) and "file" in value and ("hub" in value or "url" in value):
+            found[file_path(config, value)] = value
+        elif isinstance(value, dict | list):
+            for item in value.values() if isinstance(value, dict) else value:
+                search(item)
+
+    search(config)
+    return found
+
+
+def file_digests(files: Iterable[File]) -> dict[str, Any]:
+    """Return what identifies each file by its name; a fetched file need not be there yet.
+
+    Its SHA-256, so that a copy on this machine means the same as the remote file; where the config
+    tells none, the place that it comes from.
+    """
+    files = list(files)
+    local = content_digests(file for file in files if isinstance(file, str))
+    remote = [file for file in files if isinstance(file, dict)]
+    names = _short_names(Path(file["file"]) for file in remote)
+    return local | {
+        name: file.get("sha256", file) for name, file in zip(names, remote, strict=True)
+    }
+
+
+def _short_names(paths: Iterable[Path]) -> list[str]:
+    """Return the names of files; those of the same name have that of their folder before it."""
+    paths = list(paths)
+    counts = Counter(path.name for path in paths)
+    return [
+        path.name if counts[path.name] == 1 else f"{path.parent.name}/{path.name}" for path in paths
+    ]
 
 
 def model_spec(config: Config, model: str) -> dict[str, Any]:
@@ -90,6 +139,23 @@ def converted_folder(config: Config, model: str) -> str:
     return f"{config['store']}/{model}/model/{wheel_key(config, model)}"
 
 
+def hub_config_path(config: Config, model: str) -> str | None:
+    """Return where the config of a hub model is kept, once fetched; None for other models."""
+    source = config["models"][model]["source"]
+    return (
+        f"{config['store']}/{model}/hub/{key_of(source)}/config.json" if "hub" in source else None
+    )
+
+
+def model_config_path(config: Config, model: str) -> str:
+    """Return where the config of a model lies, or will lie once it is fetched or converted."""
+    path = hub_config_path(config, model)
+    if path is not None:
+        return path
+    folder = config["models"][model]["source"].get("folder") or converted_folder(config, model)
+    return f"{folder}/config.json"
+
+
 def model_source(config: Config, model: str) -> dict[str, Any]:
     """Return where a model is loaded from, as the fields of `common.models.Source`."""
     row = config["models"][model]
@@ -112,18 +178,17 @@ def probes_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
         "model": model_spec(config, model),
         "dataset": dataset,
         "row": kept,
-        "needles": content_digests([row["needles"]]),
-        "haystacks": content_digests(haystack_files(row)),
+        "needles": file_digests([row["needles"]]),
+        "haystacks": file_digests(haystack_files(row)),
         "seed": config["seed"],
         "version": PROBES_VERSION,
     }
 
 
-def haystack_files(row: dict[str, Any]) -> list[str]:
+def haystack_files(row: dict[str, Any]) -> list[File]:
     """Return the haystack files of a probes row; none where the row has no haystacks."""
-    if "haystacks" not in row:
-        return []
-    return [path.as_posix() for path in haystack_paths(row["haystacks"])]
+    source = row.get("haystacks", [])
+    return source if isinstance(source, list) else [p.as_posix() for p in haystack_paths(source)]
 
 
 def haystack_paths(source: str | Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from workflow_scripts.common.attention import (
     tapped,
 )
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.common.hub import hub_model_config
 from workflow_scripts.common.layout import model_source
 
 log = logging.getLogger("locos")
@@ -111,6 +113,7 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     UserError
         If it cannot be loaded.
     """
+    _refuse_absent(source)
     try:
         return AutoTokenizer.from_pretrained(**source.arguments())
     except (OSError, ValueError) as error:
@@ -119,12 +122,24 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
 
 def load_config(source: Source) -> Any:
     """Load a model's config and refuse the families that cannot be captured, before any weights."""
+    _refuse_absent(source)
     try:
         config = AutoConfig.from_pretrained(**source.arguments())
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load(source, "config", error)) from None
     refuse_unknown_family(config, source.location)
     return config
+
+
+def most_positions(config: Any) -> int:
+    """Return how many positions a model was made for."""
+    return int(config.get_text_config(decoder=True).max_position_embeddings)
+
+
+def _refuse_absent(source: Source) -> None:
+    """Refuse a hub model that cannot be had, before transformers tries for it many times over."""
+    if source.revision is not None:
+        hub_model_config(source.location, source.revision)
 
 
 def choose_device(device: str) -> str:
@@ -211,9 +226,10 @@ def _eos_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 def _check_identities(model: Any) -> list[HeadLayer]:
     """Return the attention layers after checking, on a few tokens, what the scores rest on.
 
-    Per layer: the weights recomputed from query and key, applied to the values, give the attention
-    output; that output reaches W_O unchanged; W_O applied to it gives what the layer adds, less a
-    bias. And the logits equal those of the model's own eager attention.
+    Per layer: the attention equals the model's own eager attention on the same input; the weights
+    recomputed from query and key, applied to the values, give the attention output; that output reaches
+    W_O unchanged; W_O applied to it gives what the layer adds, less a bias. Layer by layer, because
+    rounding grows over the layers of a bfloat16 model until the logits of odd tokens say nothing.
     """
     modules = attention_modules(model)
     name = type(model).__name__
@@ -224,30 +240,29 @@ def _check_identities(model: Any) -> list[HeadLayer]:
     ids = torch.arange(1, tokens + 1, device=model.get_input_embeddings().weight.device)[None]
 
     calls: dict[int, tuple[AttentionCall, Tensor]] = {}
-    inputs: dict[int, Tensor] = {}
-    outputs: dict[int, Tensor] = {}
     norms: dict[int, tuple[int, ...]] = {}
-    handles: list[Any] = []
-    for index, (_, attention, projection) in enumerate(modules):
-        handles.append(projection.register_forward_hook(_keep(index, inputs, outputs)))
-        query_norm: Any = getattr(attention, "q_norm", None)
-        if query_norm is not None:
-            handles.append(query_norm.register_forward_hook(_keep_shape(index, norms)))
+    hidden: dict[int, Tensor] = {}
 
     def tap(call: AttentionCall, output: Tensor) -> None:
         calls[call.layer] = (call, output)
 
-    try:
-        with tapped(tap):
-            logits = model(ids, use_cache=False).logits
-    finally:
-        for handle in handles:
-            handle.remove()
-    model.set_attn_implementation("eager")
-    expected = model(ids, use_cache=False).logits
-    model.set_attn_implementation(INTERFACE)
-    if _differs(logits, expected, tolerance):
-        raise UserError(f"model {name}: logits differ from its own eager attention; cannot capture")
+    with ExitStack() as stack:
+        inputs, outputs = _kept_projections(modules, stack)
+        for index, (block, attention, _) in enumerate(modules):
+            keep = _keep_hidden(index, hidden)
+            stack.callback(block.register_forward_pre_hook(keep).remove)
+            query_norm: Any = getattr(attention, "q_norm", None)
+            if query_norm is not None:
+                stack.callback(query_norm.register_forward_hook(_keep_shape(index, norms)).remove)
+        stack.enter_context(tapped(tap))
+        model(ids, use_cache=False)
+    with ExitStack() as stack:
+        _, eager_outputs = _kept_projections(modules, stack)
+        for index, (block, _, _) in enumerate(modules):
+            stack.callback(block.register_forward_pre_hook(_put_hidden(hidden[index])).remove)
+        model.set_attn_implementation("eager")
+        stack.callback(model.set_attn_implementation, INTERFACE)
+        model(ids, use_cache=False)
 
     layers = []
     for index, (block, attention, projection) in enumerate(modules):
@@ -255,6 +270,11 @@ def _check_identities(model: Any) -> list[HeadLayer]:
             raise UserError(
                 f"model {name}: layer {index} does not call the attention interface (linear or "
                 "custom attention); this family cannot be captured"
+            )
+        if _differs(outputs[index], eager_outputs[index], tolerance):
+            raise UserError(
+                f"model {name}: layer {index}: the attention differs from the model's own eager "
+                "attention; cannot capture"
             )
         call, output = calls[index]
         n_heads, n_kv_heads, dim = call.query.shape[1], call.key.shape[1], call.value.shape[-1]
@@ -278,9 +298,34 @@ def _check_identities(model: Any) -> list[HeadLayer]:
     return layers
 
 
-def _keep(index: int, inputs: dict[int, Tensor], outputs: dict[int, Tensor]) -> Any:
-    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        inputs[index], outputs[index] = args[0], output
+def _kept_projections(
+    modules: list[tuple[nn.Module, nn.Module, nn.Module]], stack: ExitStack
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Return the input and output of each layer's output projection, filled by the next pass."""
+    inputs: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
+
+    def keep(index: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs[index], outputs[index] = args[0], output
+
+        return hook
+
+    for index, (_, _, projection) in enumerate(modules):
+        stack.callback(projection.register_forward_hook(keep(index)).remove)
+    return inputs, outputs
+
+
+def _keep_hidden(index: int, hidden: dict[int, Tensor]) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        hidden[index] = args[0]
+
+    return hook
+
+
+def _put_hidden(hidden: Tensor) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (hidden, *args[1:])
 
     return hook
 

@@ -46,7 +46,7 @@ def check_sources(
         a needle, its question and its template (a word is at least one token).
     """
     where = f"probes.{dataset}" if dataset else "probes"
-    _check_row(row, where)
+    check_row(row, where)
     needles = read_needles(
         needles_path, row["format"], row.get("questions") or (), row.get("template")
     )
@@ -75,7 +75,17 @@ def check_sources(
     return Sources(needles, haystacks)
 
 
-def _check_row(row: Mapping[str, Any], where: str) -> None:
+def refuse_too_long(row: Mapping[str, Any], positions: int, where: str, model: str) -> None:
+    """Raise UserError if a prompt of a config row, with its answer, exceeds a model's positions."""
+    longest = max(row.get("context_lengths", [0]))
+    if longest + row["max_new_tokens"] > positions:
+        raise UserError(
+            f"{where}.context_lengths: {longest} and the {row['max_new_tokens']} tokens of an answer "
+            f"exceed the {positions} positions of model {model}; lower them"
+        )
+
+
+def check_row(row: Mapping[str, Any], where: str) -> None:
     """Raise UserError if a value of a config row is out of range; types are for the schema."""
     if row.get("split", "all") not in SPLITS:
         raise UserError(f"{where}.split: '{row['split']}' is none of {', '.join(SPLITS)}")

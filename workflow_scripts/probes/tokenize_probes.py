@@ -5,9 +5,15 @@ import logging
 from typing import Any
 
 from workflow_scripts.common.artifacts import write_table
-from workflow_scripts.common.models import load_tokenizer, source_of_rule
+from workflow_scripts.common.models import (
+    load_config,
+    load_tokenizer,
+    most_positions,
+    source_of_rule,
+)
 from workflow_scripts.common.script import run_script
 from workflow_scripts.probes.build import build_probes
+from workflow_scripts.probes.sources import refuse_too_long
 
 log = logging.getLogger("locos")
 
@@ -15,10 +21,13 @@ log = logging.getLogger("locos")
 def main(snakemake: Any) -> None:
     """Read needles and haystacks, compose the probes and write them as one Parquet file."""
     spec = json.loads(snakemake.params.spec)
+    source, row = source_of_rule(snakemake), snakemake.config["probes"][spec["dataset"]]
+    positions = most_positions(load_config(source))
+    refuse_too_long(row, positions, f"probes.{spec['dataset']}", snakemake.wildcards.model)
     probes = build_probes(
-        load_tokenizer(source_of_rule(snakemake)),
+        load_tokenizer(source),
         spec["dataset"],
-        snakemake.config["probes"][spec["dataset"]],
+        row,
         snakemake.input.needles,
         snakemake.input.haystacks,
         model=snakemake.wildcards.model,

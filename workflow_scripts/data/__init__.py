@@ -1,0 +1,1 @@
+"""Files of other people are fetched once, checked, and kept in the store."""
