@@ -3,7 +3,7 @@ rule calibrate:
         probes=lambda wildcards: ancient(calibration_probes(wildcards.model)),
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
-        f"{STORE}/{{model}}/calibration/{{key}}.parquet",
+        made("{model}/calibration/{key}.parquet"),
     log:
         "results/{model}/logs/calibrate/{key}.log",
     benchmark:
@@ -25,7 +25,11 @@ rule calibrate:
 
 checkpoint select_heads:
     input:
-        "results/{model}/heads.parquet",
+        heads="results/{model}/heads.parquet",
+        renewed=lambda wildcards: renewed(
+            f"results/{wildcards.model}/selection.parquet",
+            selection_spec(config, wildcards.model),
+        ),
     output:
         "results/{model}/selection.parquet",
     log:
@@ -52,7 +56,7 @@ rule generate:
         calibration=lambda wildcards: ancient(calibration_path(wildcards.model)),
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
-        f"{STORE}/{{model}}/generations/{{task}}/{{key}}.parquet",
+        made("{model}/generations/{task}/{key}.parquet"),
     log:
         "results/{model}/logs/generate/{task}/{key}.log",
     benchmark:
@@ -76,6 +80,10 @@ rule ablation:
     input:
         selection="results/{model}/selection.parquet",
         generations=lambda wildcards: ancient(generations_of(wildcards.model)),
+        renewed=lambda wildcards: renewed(
+            f"results/{wildcards.model}/ablation.parquet",
+            ablation_spec(config, wildcards.model),
+        ),
     output:
         "results/{model}/ablation.parquet",
     log:
@@ -89,7 +97,7 @@ rule ablation:
         mem_mb=2000,
         runtime=10,
     params:
-        spec=canonical_json({"seed": config["seed"]}),
+        spec=lambda wildcards: canonical_json(ablation_spec(config, wildcards.model)),
         code=code_of("ablation/tabulate.py"),
     script:
         "../workflow_scripts/ablation/tabulate.py"
@@ -121,6 +129,10 @@ rule compare:
     input:
         selection="results/{model}/selection.parquet",
         generations=lambda wildcards: ancient(generations_of(wildcards.model)),
+        renewed=lambda wildcards: renewed(
+            f"results/{wildcards.model}/significance.parquet",
+            comparison_spec(config, wildcards.model),
+        ),
     output:
         "results/{model}/significance.parquet",
     log:
@@ -134,16 +146,7 @@ rule compare:
         mem_mb=2000,
         runtime=10,
     params:
-        spec=canonical_json(
-            {
-                "seed": config["seed"],
-                "random": sorted(
-                    name
-                    for name, row in config["selectors"].items()
-                    if "random" in row
-                ),
-            }
-        ),
+        spec=lambda wildcards: canonical_json(comparison_spec(config, wildcards.model)),
         code=code_of("ablation/compare.py"),
     script:
         "../workflow_scripts/ablation/compare.py"

@@ -6,8 +6,8 @@ rule capture:
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
         lens=lambda wildcards: ancient(lens_of(wildcards.model)),
     output:
-        shard=shard_path("zarr.zip"),
-        manifest=shard_path("json"),
+        shard=made("{model}/activations/{dataset}/{key}/{shard}.zarr.zip"),
+        manifest=made("{model}/activations/{dataset}/{key}/{shard}.json"),
     log:
         "results/{model}/logs/capture/{dataset}/{key}/{shard}.log",
     benchmark:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from workflow_scripts.common.artifacts import is_made_for
 from workflow_scripts.common.code_digest import code_digest
 from workflow_scripts.common.config import validate
 from workflow_scripts.common.digests import canonical_json, key_of
@@ -12,23 +13,31 @@ from workflow_scripts.scores.settings import check_score
 from workflow_scripts.common.layout import (
     CONVERTED_FILES,
     TOKENIZER_FILES,
+    ablation_spec,
     activations_spec,
+    calibration_files,
     calibration_spec,
-    converted_folder,
+    comparison_spec,
+    converted_files,
+    data_files,
     file_path,
     generations_spec,
     haystack_files,
+    heads_spec,
     hub_config_path,
     lens_path,
     lens_spec,
     lens_texts,
+    patching_file,
     patching_spec,
+    probes_file,
     probes_spec,
     remote_files,
     score_spec,
+    scored_files,
     selection_spec,
-    shard_names,
-    wheel_key,
+    shard_files,
+    store_of,
 )
 
 ROOT = Path(workflow.basedir)
@@ -67,7 +76,33 @@ except UserError as error:
 config.clear()
 config.update(validated)
 
-STORE = config["store"]
+
+def kept(path):
+    """Return a path of a store for a rule; one in an object store, such as s3://bucket/store, too."""
+    return storage(path) if "://" in path else path
+
+
+def made(path):
+    """Return the output of a rule that fills the store, given its path within the store."""
+    # update: Snakemake would delete what another run has made there since this one was planned.
+    return update(kept(f"{config['store']}/{path}"))
+
+
+def stored(*paths):
+    """Return files that belong together from the store that they are read from."""
+    store = store_of(config, paths)
+    return [kept(f"{store}/{path}") for path in paths]
+
+
+def renewed(path, spec):
+    """Have a table made again if the one that is there was made for another spec; return no input.
+
+    For the input of the rule that makes it. Snakemake compares with its records, which know nothing of
+    a table that was copied here, and may be missing. It treats incomplete files in the same way.
+    """
+    if Path(path).is_file() and not is_made_for(path, spec):
+        workflow.dag.forcefiles.add(path)
+    return []
 
 
 def one_of(names):
@@ -86,10 +121,14 @@ def converted(model, files):
     A wheel is converted into files. Of a hub model the config is fetched, and with it checked that the
     model can be had and used, before anything else is done for it.
     """
-    if wheel_key(config, model) is not None:
-        return [f"{converted_folder(config, model)}/{name}" for name in files]
     path = hub_config_path(config, model)
-    return [] if path is None else [path]
+    if path is not None:
+        return [kept(path)]
+    return [
+        path
+        for path in stored(*converted_files(config, model))
+        if Path(path).name in files
+    ]
 
 
 def refuse_absent(model):
@@ -106,35 +145,22 @@ def probes_path(model, dataset):
     """Return the probes table of a dataset, in the store."""
     # Keyed as all inputs of keyed artifacts are: a job that is run again although its output exists
     # hides what lies behind its ancient() edges from Snakemake, missing files included.
-    key = key_of(probes_spec(config, model, dataset))
-    return f"{STORE}/{model}/probes/{dataset}/{key}.parquet"
+    return stored(probes_file(config, model, dataset))[0]
 
 
 def lens_of(model):
     """Return the tuned lens of a model; none where its direction is not captured."""
-    return [lens_path(config, model)] if "tuned_lens" in config["directions"] else []
-
-
-def shard_path(suffix):
-    """Return the pattern of a shard's file."""
-    return f"{STORE}/{{model}}/activations/{{dataset}}/{{key}}/{{shard}}.{suffix}"
+    return [kept(lens_path(config, model))] if "tuned_lens" in config["directions"] else []
 
 
 def shards_of(model, dataset):
     """Return the shards of a dataset."""
-    return expand(
-        shard_path("zarr.zip"),
-        model=model,
-        dataset=dataset,
-        key=key_of(activations_spec(config, model, dataset)),
-        shard=shard_names(config, dataset),
-    )
+    return [stored(*pair)[0] for pair in shard_files(config, model, dataset)]
 
 
 def patching_of(model, patching):
     """Return the effects of patching."""
-    key = key_of(patching_spec(config, model, patching))
-    return f"{STORE}/{model}/patching/{patching}/{key}.parquet"
+    return stored(patching_file(config, model, patching))[0]
 
 
 def evidence_of(model, score):
@@ -169,10 +195,7 @@ def calibration_probes(model):
 
 def calibration_path(model):
     """Return the calibration means; none where the ablation needs none."""
-    if not config["ablation"]["mode"].startswith("mean_"):
-        return []
-    key = key_of(calibration_spec(config, model))
-    return [f"{STORE}/{model}/calibration/{key}.parquet"]
+    return stored(*calibration_files(config, model))
 
 
 def task_probes(model, task):
@@ -180,16 +203,25 @@ def task_probes(model, task):
     return probes_path(model, config["tasks"][task]["dataset"])
 
 
-def generations_of(model):
-    """Return the generations of the heads that were selected; known once the selection is made."""
+def generations_files(model):
+    """Return the paths of the selected heads' generations within a store; known once selected."""
     from workflow_scripts.ablation.selection import read_selection
 
     table = read_selection(checkpoints.select_heads.get(model=model).output[0])
     pairs = table.select("task", "key").unique(maintain_order=True)
     return [
-        f"{STORE}/{model}/generations/{task}/{key}.parquet"
-        for task, key in pairs.iter_rows()
+        f"{model}/generations/{task}/{key}.parquet" for task, key in pairs.iter_rows()
     ]
+
+
+def generations_of(model):
+    """Return the generations of the heads that were selected."""
+    return [stored(file)[0] for file in generations_files(model)]
+
+
+def packed_files(model):
+    """Return all that a collaborator needs of a model, as paths within a store."""
+    return scored_files(config, model) + generations_files(model)
 
 
 def uses_gpu(model):

@@ -1,7 +1,7 @@
 rule fetch_file:
     output:
-        file=f"{STORE}/files/{{key}}/{{file}}",
-        origin=f"{STORE}/files/{{key}}/{{file}}.origin.json",
+        file=made("files/{key}/{file}"),
+        origin=made("files/{key}/{file}.origin.json"),
     log:
         "results/logs/fetch_file/{key}/{file}.log",
     benchmark:

@@ -3,7 +3,7 @@ rule train_lens:
         texts=lambda wildcards: ancient(lens_texts(config, wildcards.model)),
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
-        f"{STORE}/{{model}}/lenses/trained/{{key}}.safetensors",
+        made("{model}/lenses/trained/{key}.safetensors"),
     log:
         "results/{model}/logs/train_lens/{key}.log",
     benchmark:
@@ -27,7 +27,7 @@ rule fetch_lens:
     input:
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
-        f"{STORE}/{{model}}/lenses/fetched/{{key}}.safetensors",
+        made("{model}/lenses/fetched/{key}.safetensors"),
     log:
         "results/{model}/logs/fetch_lens/{key}.log",
     benchmark:

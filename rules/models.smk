@@ -1,8 +1,6 @@
 rule convert_gguf:
     output:
-        expand(
-            "{store}/{{model}}/model/{{key}}/{file}", store=STORE, file=CONVERTED_FILES
-        ),
+        [made(f"{{model}}/model/{{key}}/{name}") for name in CONVERTED_FILES],
     log:
         "results/{model}/logs/convert_gguf/{key}.log",
     benchmark:
@@ -23,7 +21,7 @@ rule convert_gguf:
 
 rule fetch_config:
     output:
-        f"{STORE}/{{model}}/hub/{{key}}/config.json",
+        made("{model}/hub/{key}/config.json"),
     log:
         "results/{model}/logs/fetch_config/{key}.log",
     benchmark:

@@ -7,7 +7,7 @@ rule patch:
         ),
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
-        f"{STORE}/{{model}}/patching/{{patching}}/{{key}}.parquet",
+        made("{model}/patching/{patching}/{key}.parquet"),
     log:
         "results/{model}/logs/patch/{patching}/{key}.log",
     benchmark:

@@ -6,9 +6,9 @@ rule tokenize_probes:
         haystacks=lambda wildcards: ancient(
             haystack_paths(config["probes"][wildcards.dataset])
         ),
-        tokenizer=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
+        model=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
     output:
-        f"{STORE}/{{model}}/probes/{{dataset}}/{{key}}.parquet",
+        made("{model}/probes/{dataset}/{key}.parquet"),
     log:
         "results/{model}/logs/tokenize_probes/{dataset}/{key}.log",
     benchmark:

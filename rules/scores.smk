@@ -3,6 +3,10 @@ rule score:
         evidence=lambda wildcards: ancient(
             evidence_of(wildcards.model, wildcards.score)
         ),
+        renewed=lambda wildcards: renewed(
+            f"results/{wildcards.model}/scores/{wildcards.score}.parquet",
+            score_spec(config, wildcards.model, wildcards.score),
+        ),
     output:
         "results/{model}/scores/{score}.parquet",
     log:
@@ -29,6 +33,10 @@ rule collect_heads:
         scores=expand(
             "results/{{model}}/scores/{score}.parquet", score=config["scores"]
         ),
+        renewed=lambda wildcards: renewed(
+            f"results/{wildcards.model}/heads.parquet",
+            heads_spec(config, wildcards.model),
+        ),
     output:
         "results/{model}/heads.parquet",
     log:
@@ -42,7 +50,7 @@ rule collect_heads:
         mem_mb=2000,
         runtime=10,
     params:
-        spec=canonical_json(sorted(config["scores"])),
+        spec=lambda wildcards: canonical_json(heads_spec(config, wildcards.model)),
         code=code_of("scores/collect_heads.py"),
     script:
         "../workflow_scripts/scores/collect_heads.py"

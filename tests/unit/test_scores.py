@@ -439,15 +439,15 @@ def test_gate_none_adds_the_probes_that_failed(folder: Path) -> None:
     assert read_table(run_score(folder, row), kind="scores")["n_probes"][0] == 6
 
 
-def collect(paths: list[Path], output: Path, names: list[str]) -> pl.DataFrame:
+def collect(paths: list[Path], output: Path, specs: dict[str, Any]) -> pl.DataFrame:
     collect_heads.main(
         SimpleNamespace(
             input=SimpleNamespace(scores=[str(path) for path in paths]),
             output=[str(output)],
-            params=SimpleNamespace(spec=json.dumps(names)),
+            params=SimpleNamespace(spec=json.dumps(specs)),
         )
     )
-    return read_table(output, kind="heads", spec=names)
+    return read_table(output, kind="heads", spec=specs)
 
 
 def test_heads_are_all_scores_by_score_and_rank(folder: Path, tmp_path: Path) -> None:
@@ -455,14 +455,17 @@ def test_heads_are_all_scores_by_score_and_rank(folder: Path, tmp_path: Path) ->
         run_score(folder, {"formula": LOCOS}, name="locos"),
         run_score(folder, {"detector": "snapkv_window"}, name="snapkv"),
     ]
-    heads = collect(paths[::-1], tmp_path / "heads.parquet", ["locos", "snapkv"])
+    specs = {path.stem: read_provenance(path)["spec"] for path in paths}
+    heads = collect(paths[::-1], tmp_path / "heads.parquet", specs)
     assert heads["score"].to_list() == ["locos"] * 12 + ["snapkv"] * 12
     assert heads["rank"].to_list() == [*range(1, 13), *range(1, 13)]
     counts = read_provenance(tmp_path / "heads.parquet")["counts"]
     assert counts["locos"] == {"passed": 5, "wrong": 1}
 
 
-def test_heads_without_a_configured_score_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_score_table_of_another_formula_is_refused(folder: Path, tmp_path: Path) -> None:
     path = run_score(folder, {"formula": LOCOS})
-    with pytest.raises(UserError, match="expected"):
-        collect([path], tmp_path / "heads.parquet", ["dla", "locos"])
+    spec = read_provenance(path)["spec"]
+    spec["row"] |= {"formula": "needle_phi"}
+    with pytest.raises(UserError, match=r"locos.parquet: made for .*, expected .*needle_phi"):
+        collect([path], tmp_path / "heads.parquet", {"locos": spec})

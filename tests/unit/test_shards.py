@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import warnings
@@ -14,7 +15,7 @@ import pytest
 import zarr
 from zarr.storage import ZipStore
 
-from workflow_scripts.common import shards
+from workflow_scripts.common import artifacts, shards
 from workflow_scripts.common.digests import file_sha256
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.shards import manifest_of, open_shard, read_manifest, write_shard
@@ -159,16 +160,38 @@ def test_a_failed_write_leaves_neither_shard_nor_manifest(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_rewrite_never_leaves_the_old_manifest_beside_a_new_shard(
-    shard_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_of_two_runs_keeps_its_shard_and_its_manifest(shard_path: Path) -> None:
+    first = shard_path.read_bytes(), manifest_of(shard_path).read_bytes()
+    write(shard_path, arrays(cells=20), wall_seconds=7)
+    assert (shard_path.read_bytes(), manifest_of(shard_path).read_bytes()) == first
+    assert sorted(p.name for p in shard_path.parent.iterdir()) == ["0.json", "0.zarr.zip"]
+
+
+def test_a_run_killed_before_it_names_its_shard_leaves_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(path: Path) -> str:
+    def killed(temporary: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards, "file_sha256", killed)
+    path = tmp_path / "0.zarr.zip"
+    monkeypatch.setattr(artifacts.os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        write(shard_path)
-    assert not manifest_of(shard_path).exists()
+        write(path)
+    assert not path.exists()
+
+
+def test_where_files_cannot_be_linked_the_manifest_still_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(temporary: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(artifacts.os, "link", no_links)
+    path = write(tmp_path / "0.zarr.zip")
+    first = path.read_bytes()
+    write(path, arrays(cells=20))
+    assert path.read_bytes() == first
+    open_shard(path, verify=True).close()
 
 
 def refused(path: Path, **options: Any) -> str:

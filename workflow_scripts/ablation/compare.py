@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from workflow_scripts.ablation.metrics import METRICS
 from workflow_scripts.ablation.selection import read_selection, sort_heads
 from workflow_scripts.ablation.statistics import holm, paired_difference
-from workflow_scripts.ablation.tabulate import Answers, read_answers
+from workflow_scripts.ablation.tabulate import Answers, read_all_answers
 from workflow_scripts.common.artifacts import write_table
 from workflow_scripts.common.script import run_script
 
@@ -125,9 +124,8 @@ def _compare(
 def main(snakemake: Any) -> None:
     """Write the comparisons of a model."""
     spec = json.loads(snakemake.params.spec)
-    selection = read_selection(snakemake.input.selection)
-    paths = {(path.parent.name, path.stem): path for path in map(Path, snakemake.input.generations)}
-    answers = {key: read_answers(path) for key, path in paths.items()}
+    selection = read_selection(snakemake.input.selection, spec["selection"])
+    answers = read_all_answers(snakemake.input.generations, spec["selection"]["tasks"])
     table = comparison_table(
         snakemake.wildcards.model, selection, answers, frozenset(spec["random"]), spec["seed"]
     )

@@ -11,7 +11,7 @@ from workflow_scripts.common.script import run_script
 def main(snakemake: Any) -> None:
     """Write the selection of a model."""
     spec = json.loads(snakemake.params.spec)
-    heads = read_table(snakemake.input[0], kind="heads")
+    heads = read_table(snakemake.input.heads, kind="heads", key=spec["heads"])
     write_table(selection_table(spec, heads), snakemake.output[0], kind="selection", spec=spec)
 
 

@@ -327,9 +327,9 @@ def parse_head(name: str) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def read_selection(path: str | Path) -> pl.DataFrame:
-    """Read a selection table."""
-    return read_table(path, kind="selection")
+def read_selection(path: str | Path, spec: Any = None) -> pl.DataFrame:
+    """Read a selection table, made for a spec if one is given."""
+    return read_table(path, kind="selection", spec=spec)
 
 
 def conditions_of(selection: pl.DataFrame, task: str, key: str) -> Iterator[list[str]]:

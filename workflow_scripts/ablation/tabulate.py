@@ -1,7 +1,7 @@
 """Gather generations into the ablation table."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,15 @@ class Answers:
     values: dict[Heads, dict[str, NDArray[np.float64]]]
 
 
-def read_answers(path: str | Path) -> Answers:
-    """Read a file of generations.
+def read_answers(path: str | Path, spec: Any = None) -> Answers:
+    """Read a file of generations, made for a spec if one is given.
 
     Raises
     ------
     UserError
-        If it is not one, or holds no answers.
+        If it is not one, was made for something else, or holds no answers.
     """
-    table = read_table(path, kind="generations")
+    table = read_table(path, kind="generations", spec=spec)
     if table.is_empty():
         raise UserError(f"{path}: holds no answers; delete it and run again")
     probe_ids, values = {}, {}
@@ -79,6 +79,22 @@ def read_answers(path: str | Path) -> Answers:
         values[condition] = {metric: rows[metric].to_numpy() for metric in METRICS}
     split = read_provenance(path)["spec"]["probes"]["row"]["split"]
     return Answers(str(path), split, probe_ids, values)
+
+
+def read_all_answers(
+    paths: Iterable[str | Path], tasks: Mapping[str, Any]
+) -> dict[tuple[str, str], Answers]:
+    """Read files of generations at .../{task}/{key}.parquet; return them by task and key.
+
+    Parameters
+    ----------
+    tasks
+        By task, what its generations must have been made for.
+    """
+    found = [(path.parent.name, path.stem, path) for path in map(Path, paths)]
+    return {
+        (task, key): read_answers(path, tasks[task] | {"key": key}) for task, key, path in found
+    }
 
 
 def ablation_table(
@@ -143,10 +159,8 @@ def _check_condition(found: Answers, heads: Heads, baseline: Answers) -> None:
 def main(snakemake: Any) -> None:
     """Write the ablation table of a model."""
     spec = json.loads(snakemake.params.spec)
-    selection = read_selection(snakemake.input.selection)
-    # Generations lie at .../{task}/{key}.parquet.
-    paths = {(path.parent.name, path.stem): path for path in map(Path, snakemake.input.generations)}
-    answers = {key: read_answers(path) for key, path in paths.items()}
+    selection = read_selection(snakemake.input.selection, spec["selection"])
+    answers = read_all_answers(snakemake.input.generations, spec["selection"]["tasks"])
     table = ablation_table(snakemake.wildcards.model, selection, answers, spec["seed"])
     write_table(table, snakemake.output[0], kind="ablation", spec=spec)
 

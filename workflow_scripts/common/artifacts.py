@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pyarrow.parquet as pq
 
-from workflow_scripts.common.digests import canonical_json
+from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 
 METADATA_KEY = b"locos"
@@ -32,10 +32,15 @@ def library_versions() -> dict[str, str]:
 
 
 @contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
+def atomic_path(path: str | Path, *, exclusive: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path` that is renamed to it if the block succeeds.
 
     A reader never sees a half-written file: a killed writer leaves only a `.tmp-` file behind.
+
+    Raises
+    ------
+    FileExistsError
+        If `exclusive` and the path is there by then.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,9 +53,26 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
-        os.replace(temporary, target)
+        if exclusive:
+            _rename_if_free(temporary, target)
+        else:
+            os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _rename_if_free(temporary: Path, target: Path) -> None:
+    """Give a file a second name; raise FileExistsError if it is taken."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except (
+        OSError
+    ):  # a file system without links: two writers at the very same moment can both pass
+        if target.exists():
+            raise FileExistsError(target) from None
+        os.replace(temporary, target)
 
 
 def write_table(
@@ -75,7 +97,7 @@ def write_table(
     arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
     arrow = arrow.replace_schema_metadata({METADATA_KEY: canonical_json(provenance).encode()})
     with atomic_path(path) as temporary:
-        pq.write_table(arrow, temporary, compression="zstd")
+        pq.write_table(arrow, temporary, compression="zstd", write_page_checksum=True)
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
@@ -100,7 +122,17 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     return provenance
 
 
-def read_table(path: str | Path, *, kind: str, spec: Any = None) -> pl.DataFrame:
+def is_made_for(path: str | Path, spec: Any) -> bool:
+    """Return whether a file is a table that was made for a spec; False if it is unreadable."""
+    try:
+        return key_of(read_provenance(path)["spec"]) == key_of(spec)
+    except UserError:
+        return False
+
+
+def read_table(
+    path: str | Path, *, kind: str, spec: Any = None, key: str | None = None
+) -> pl.DataFrame:
     """Read a Parquet artifact after checking that it is the one expected.
 
     Parameters
@@ -111,11 +143,14 @@ def read_table(path: str | Path, *, kind: str, spec: Any = None) -> pl.DataFrame
         The kind it must have.
     spec
         The spec it must have been made for; None accepts any.
+    key
+        The same, where only the key of the spec is known.
 
     Raises
     ------
     UserError
-        If the file cannot be read or was made for something else; both specs are named.
+        If the file cannot be read, its bytes differ from their checksums, or it was made for
+        something else; both specs are named.
     """
     provenance = read_provenance(path)
     if provenance["kind"] != kind:
@@ -125,9 +160,14 @@ def read_table(path: str | Path, *, kind: str, spec: Any = None) -> pl.DataFrame
             f"{path}: made for {canonical_json(provenance['spec'])}, expected "
             f"{canonical_json(spec)}; delete it and run again"
         )
+    if key is not None and key_of(provenance["spec"]) != key:
+        raise UserError(f"{path}: made for another config; delete it and run again")
     try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
+        # Polars' own reader does not look at the checksums.
+        return cast(
+            pl.DataFrame, pl.from_arrow(pq.read_table(path, page_checksum_verification=True))
+        )
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path}: not a readable Parquet file ({error}); delete it and run again"
         ) from None

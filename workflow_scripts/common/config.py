@@ -75,6 +75,7 @@ def validate(
     for name, row in completed["models"].items():
         _check_model(name, row)
     _check_files(completed)
+    _check_stores(completed)
     for name, row in completed["probes"].items():
         check_sources(name, row)
     for name, row in completed["scores"].items():
@@ -368,6 +369,15 @@ def _check_files(config: Config) -> None:
     for name, row in config["selectors"].items():
         if "heads_file" in row and not Path(row["heads_file"]).is_file():
             raise UserError(f"config: selectors.{name}.heads_file: {row['heads_file']} is no file")
+
+
+def _check_stores(config: Config) -> None:
+    """Check that shared stores are there: a mount that failed must not make everything again."""
+    for store in config["shared_stores"]:
+        if not Path(store).is_dir():
+            raise UserError(
+                f"config: shared_stores: {store} is no folder; mount it, or take it out of the list"
+            )
 
 
 def _check_known_models(config: Config) -> None:

@@ -70,7 +70,8 @@ def file_path(config: Config, file: File) -> str:
     if isinstance(file, str):
         return file
     repository = {name: file[name] for name in ("hub", "url", "revision") if name in file}
-    return f"{config['store']}/files/{key_of(repository)}/{file['file']}"
+    path = f"files/{key_of(repository)}/{file['file']}"
+    return f"{store_of(config, [path])}/{path}"
 
 
 def remote_files(config: Config) -> dict[str, dict[str, Any]]:
@@ -128,23 +129,49 @@ def _is_model_file(path: Path) -> bool:
     return path.suffix in (".json", ".safetensors", ".bin", ".jinja", ".model", ".txt")
 
 
+def store_of(config: Config, paths: Iterable[str]) -> str:
+    """Return the store that some of its files are read from.
+
+    That is the first shared store that holds all of them; else the user's own, where they are made.
+
+    Parameters
+    ----------
+    paths
+        Files that belong together, as paths within a store.
+    """
+    paths = list(paths)
+    # get: the config is not completed yet when its files are looked for.
+    for store in config.get("shared_stores", ()):
+        if all(Path(store, path).is_file() for path in paths):
+            return str(store)
+    return str(config["store"])
+
+
 def wheel_key(config: Config, model: str) -> str | None:
     """Return the store key of a model that is converted from a wheel; None for other models."""
     source = config["models"][model]["source"]
     return key_of(source) if "wheel" in source else None
 
 
+def converted_files(config: Config, model: str) -> list[str]:
+    """Return the files of a converted model, as paths within a store; none for other models."""
+    key = wheel_key(config, model)
+    return [] if key is None else [f"{model}/model/{key}/{name}" for name in CONVERTED_FILES]
+
+
 def converted_folder(config: Config, model: str) -> str:
-    """Return the folder that a wheel's model is converted into."""
-    return f"{config['store']}/{model}/model/{wheel_key(config, model)}"
+    """Return the folder of a wheel's model: in a shared store that has it, else in the own."""
+    store = store_of(config, converted_files(config, model))
+    return f"{store}/{model}/model/{wheel_key(config, model)}"
 
 
 def hub_config_path(config: Config, model: str) -> str | None:
     """Return where the config of a hub model is kept, once fetched; None for other models."""
     source = config["models"][model]["source"]
-    return (
-        f"{config['store']}/{model}/hub/{key_of(source)}/config.json" if "hub" in source else None
-    )
+    if "hub" not in source:
+        return None
+    path = f"{model}/hub/{key_of(source)}/config.json"
+    return f"{store_of(config, [path])}/{path}"
 
 
 def model_config_path(config: Config, model: str) -> str:
@@ -154,20 +181,6 @@ def model_config_path(config: Config, model: str) -> str:
         return path
     folder = config["models"][model]["source"].get("folder") or converted_folder(config, model)
     return f"{folder}/config.json"
-
-
-def model_source(config: Config, model: str) -> dict[str, Any]:
-    """Return where a model is loaded from, as the fields of `common.models.Source`."""
-    row = config["models"][model]
-    source, trust = row["source"], row["trust_remote_code"]
-    if "hub" in source:
-        return {
-            "location": source["hub"],
-            "revision": source["revision"],
-            "trust_remote_code": trust,
-        }
-    folder = source["folder"] if "folder" in source else converted_folder(config, model)
-    return {"location": folder, "trust_remote_code": trust}
 
 
 def probes_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
@@ -252,8 +265,8 @@ def lens_path(config: Config, model: str) -> str:
     if "file" in row:
         return str(row["file"])
     made = "fetched" if "hub" in row else "trained"
-    key = key_of(lens_spec(config, model))
-    return f"{config['store']}/{model}/lenses/{made}/{key}.safetensors"
+    path = f"{model}/lenses/{made}/{key_of(lens_spec(config, model))}.safetensors"
+    return f"{store_of(config, [path])}/{path}"
 
 
 def lens_texts(config: Config, model: str) -> list[str]:
@@ -266,6 +279,64 @@ def shard_names(config: Config, dataset: str) -> list[str]:
     """Return the names of a dataset's shards, such as "000-of-002"."""
     count = config["probes"][dataset]["shards"]
     return [f"{index:03d}-of-{count:03d}" for index in range(count)]
+
+
+def probes_file(config: Config, model: str, dataset: str) -> str:
+    """Return a probes table's path within a store."""
+    return f"{model}/probes/{dataset}/{key_of(probes_spec(config, model, dataset))}.parquet"
+
+
+def shard_files(config: Config, model: str, dataset: str) -> list[tuple[str, str]]:
+    """Return the shards of a dataset, each with its manifest, as paths within a store."""
+    folder = f"{model}/activations/{dataset}/{key_of(activations_spec(config, model, dataset))}"
+    names = shard_names(config, dataset)
+    return [(f"{folder}/{name}.zarr.zip", f"{folder}/{name}.json") for name in names]
+
+
+def patching_file(config: Config, model: str, patching: str) -> str:
+    """Return the path of patching effects within a store."""
+    return f"{model}/patching/{patching}/{key_of(patching_spec(config, model, patching))}.parquet"
+
+
+def calibration_files(config: Config, model: str) -> list[str]:
+    """Return the path of the calibration means within a store; none where no mode needs them."""
+    if not config["ablation"]["mode"].startswith("mean_"):
+        return []
+    return [f"{model}/calibration/{key_of(calibration_spec(config, model))}.parquet"]
+
+
+def scored_files(config: Config, model: str) -> list[str]:
+    """Return what a model's scores and ablations are made from, but for generations.
+
+    Paths within a store: the shards with their manifests, effects of patching, calibration means, and
+    the probes tables of all these and of the tasks.
+    """
+    scores, patchings = config["scores"].values(), config["patching"]
+    captured = {row["dataset"] for row in scores if "dataset" in row}
+    patched = {row["patching"] for row in scores if "patching" in row}
+    datasets = captured | {patchings[name]["dataset"] for name in patched}
+    datasets |= {row["dataset"] for row in config["tasks"].values()}
+    datasets.add(config["ablation"]["calibration"]["dataset"])
+    return [
+        *(probes_file(config, model, dataset) for dataset in sorted(datasets)),
+        *(
+            file
+            for d in sorted(captured)
+            for pair in shard_files(config, model, d)
+            for file in pair
+        ),
+        *(patching_file(config, model, patching) for patching in sorted(patched)),
+        *calibration_files(config, model),
+    ]
+
+
+def data_files(config: Config) -> list[str]:
+    """Return the user's files that the config names, models aside."""
+    files = {row["needles"] for row in config["probes"].values()}
+    files |= {file for row in config["probes"].values() for file in haystack_files(row)}
+    files |= {row["heads_file"] for row in config["selectors"].values() if "heads_file" in row}
+    files |= {row["tuned_lens"] for row in config["models"].values() if "tuned_lens" in row}
+    return sorted(files)
 
 
 def patching_spec(config: Config, model: str, patching: str) -> dict[str, Any]:
@@ -293,6 +364,11 @@ def score_spec(config: Config, model: str, score: str) -> dict[str, Any]:
         return known | {"patching": {"key": key_of(spec), "spec": spec}}
     spec = activations_spec(config, model, row["dataset"])
     return known | {"activations": {"key": key_of(spec), "spec": spec}}
+
+
+def heads_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines the heads table: the specs of all scores."""
+    return {score: score_spec(config, model, score) for score in config["scores"]}
 
 
 def calibration_spec(config: Config, model: str) -> dict[str, Any]:
@@ -325,6 +401,7 @@ def selection_spec(config: Config, model: str) -> dict[str, Any]:
     files = {row["heads_file"] for row in config["selectors"].values() if "heads_file" in row}
     return {
         "model": model,
+        "heads": key_of(heads_spec(config, model)),
         "selectors": config["selectors"],
         "k": config["ablation"]["k"],
         "mode": config["ablation"]["mode"],
@@ -333,3 +410,14 @@ def selection_spec(config: Config, model: str) -> dict[str, Any]:
         "seed": config["seed"],
         "tasks": {task: generations_spec(config, model, task) for task in config["tasks"]},
     }
+
+
+def ablation_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines the ablation table."""
+    return {"seed": config["seed"], "selection": selection_spec(config, model)}
+
+
+def comparison_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines the table of paired comparisons."""
+    random = sorted(name for name, row in config["selectors"].items() if "random" in row)
+    return ablation_spec(config, model) | {"random": random}

@@ -28,7 +28,6 @@ from workflow_scripts.common.attention import (
 )
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.hub import hub_model_config
-from workflow_scripts.common.layout import model_source
 
 log = logging.getLogger("locos")
 
@@ -372,5 +371,14 @@ def model_of_rule(snakemake: Any) -> LanguageModel:
 
 
 def source_of_rule(snakemake: Any) -> Source:
-    """Return where the model of a rule's `model` wildcard is loaded from."""
-    return Source(**model_source(snakemake.config, snakemake.wildcards.model))
+    """Return where the model of a rule's `model` wildcard is loaded from.
+
+    A converted model lies where the rule's input is: in this store, in a shared one, or in a copy of
+    an object store's files.
+    """
+    row = snakemake.config["models"][snakemake.wildcards.model]
+    source = row["source"]
+    location = (
+        source.get("hub") or source.get("folder") or str(Path(snakemake.input.model[0]).parent)
+    )
+    return Source(location, source.get("revision"), row["trust_remote_code"])

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from workflow_scripts.common.errors import UserError
 
 log = logging.getLogger("locos")
 
+_FREE = "free some space, or name a folder on another disk as store: in the config, and run again"
+_OWN = "put a store of your own over this one: store: for yours, shared_stores: for this"
+_NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EROFS: _OWN, errno.EACCES: _OWN}
+
 
 def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
-    """Run a script's main function on the `snakemake` object.
+    """Run a script's main function on the `snakemake` object, unless its outputs are there already.
 
-    Messages go to the terminal and to the rule's log file. A `UserError` becomes one line and exit
-    status 1; anything else is a bug and keeps its traceback, in the log too.
+    Messages go to the terminal and to the rule's log file. A `UserError`, a full and a read-only disk
+    become one line and exit status 1; anything else is a bug and keeps its traceback, in the log too.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if snakemake.log:
@@ -25,10 +31,32 @@ def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers
     )
     try:
-        main(snakemake)
+        if not _made_meanwhile(snakemake.output):
+            main(snakemake)
     except UserError as error:
         log.error("error: %s", error)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            log.exception("unexpected error in rule %s", snakemake.rule)
+        else:
+            log.error("error: %s: %s; %s", snakemake.output[0], error, _NO_ROOM[error.errno])
         sys.exit(1)
     except Exception:
         log.exception("unexpected error in rule %s", snakemake.rule)
         sys.exit(1)
+
+
+def _made_meanwhile(outputs: Sequence[str]) -> bool:
+    """Return whether another run has made all outputs since this job was planned.
+
+    Snakemake leaves the outputs of the store where they are; those of other rules it deletes before.
+    What is not complete is removed here.
+    """
+    present = [path for path in map(Path, outputs) if path.exists()]
+    if present and len(present) == len(outputs):
+        log.info("%s: another run made it meanwhile; it stays", outputs[0])
+        return True
+    for path in present:
+        path.unlink()
+    return False

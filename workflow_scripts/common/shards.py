@@ -35,6 +35,7 @@ import json
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -187,14 +188,16 @@ def write_shard(
     wall_seconds: float = 0.0,
     keep_bits: int = KEEP_BITS,
 ) -> None:
-    """Write a shard and then its manifest, each whole or not at all.
+    """Write a shard with its manifest, each whole or not at all, unless another run was first.
 
     Parameters
     ----------
     path
-        The shard, `{number}.zarr.zip`; replaced atomically.
+        The shard, `{number}.zarr.zip`.
     manifest_path
-        Its manifest; written once the shard is in place, so it never describes another file.
+        Its manifest. Of several runs that fill one store, the first to put its manifest there puts its
+        shard there too; the others leave both as they are. So a manifest never describes another
+        run's shard, whose bytes can differ by the device.
     arrays
         Arrays of the module's table. The dense planes are rounded (`round_rows`); all others are exact.
     attributes
@@ -224,21 +227,20 @@ def write_shard(
                     )
             else:
                 array[...] = values
-        manifest.unlink(missing_ok=True)
-        with atomic_path(target) as packed:
+        with suppress(FileExistsError), atomic_path(target) as packed:
             _pack(Path(folder), packed)
-    record = {
-        "spec": spec,
-        "sha256": file_sha256(target),
-        "bytes": target.stat().st_size,
-        "versions": library_versions(),
-        "device": device,
-        "wall_seconds": round(wall_seconds, 3),
-        "counts": dict(Counter(probe["status"] for probe in attributes["probes"])),
-        "n_probes": len(attributes["probes"]),
-    }
-    with atomic_path(manifest) as temporary:
-        temporary.write_text(canonical_json(record) + "\n", encoding="utf-8")
+            record = {
+                "spec": spec,
+                "sha256": file_sha256(packed),
+                "bytes": packed.stat().st_size,
+                "versions": library_versions(),
+                "device": device,
+                "wall_seconds": round(wall_seconds, 3),
+                "counts": dict(Counter(probe["status"] for probe in attributes["probes"])),
+                "n_probes": len(attributes["probes"]),
+            }
+            with atomic_path(manifest, exclusive=True) as temporary:
+                temporary.write_text(canonical_json(record) + "\n", encoding="utf-8")
 
 
 def open_shard(path: str | Path, *, spec: Any = None, verify: bool = False) -> Shard:
