@@ -10,6 +10,7 @@ from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes.sources import check_row, check_sources
 from workflow_scripts.scores.settings import check_score
+from workflow_scripts.sharing.archive import read_archive
 from workflow_scripts.common.layout import (
     CONVERTED_FILES,
     TOKENIZER_FILES,
@@ -69,6 +70,8 @@ try:
     validated = validate(
         config, ROOT, check_score=check_score, check_sources=check_row_sources
     )
+    if validated["activations"]["source"] == "archive":
+        read_archive(validated["activations"]["table"])
 except UserError as error:
     sys.exit(f"error: {error}")
 

@@ -372,12 +372,18 @@ def _check_files(config: Config) -> None:
 
 
 def _check_stores(config: Config) -> None:
-    """Check that shared stores are there: a mount that failed must not make everything again."""
+    """Check that shared stores and archives are there, lest a failed mount makes everything again."""
     for store in config["shared_stores"]:
         if not Path(store).is_dir():
             raise UserError(
                 f"config: shared_stores: {store} is no folder; mount it, or take it out of the list"
             )
+    activations = config["activations"]
+    if activations["source"] == "archive" and not Path(activations.get("table", "")).is_file():
+        raise UserError(
+            f"config: activations.table: {activations.get('table', 'missing')}: name the table of the "
+            "archive's files, or set source: capture"
+        )
 
 
 def _check_known_models(config: Config) -> None:

@@ -15,7 +15,8 @@ log = logging.getLogger("locos")
 
 _FREE = "free some space, or name a folder on another disk as store: in the config, and run again"
 _OWN = "put a store of your own over this one: store: for yours, shared_stores: for this"
-_NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EROFS: _OWN, errno.EACCES: _OWN}
+NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EROFS: _OWN, errno.EACCES: _OWN}
+"""What to do about a disk that takes no file, by the number of the operating system's error."""
 
 
 def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
@@ -37,10 +38,10 @@ def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
         log.error("error: %s", error)
         sys.exit(1)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             log.exception("unexpected error in rule %s", snakemake.rule)
         else:
-            log.error("error: %s: %s; %s", snakemake.output[0], error, _NO_ROOM[error.errno])
+            log.error("error: %s: %s; %s", snakemake.output[0], error, NO_ROOM[error.errno])
         sys.exit(1)
     except Exception:
         log.exception("unexpected error in rule %s", snakemake.rule)
@@ -48,14 +49,14 @@ def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
 
 
 def _made_meanwhile(outputs: Sequence[str]) -> bool:
-    """Return whether another run has made all outputs since this job was planned.
+    """Return whether all outputs are there, made by another run since this job was planned.
 
     Snakemake leaves the outputs of the store where they are; those of other rules it deletes before.
     What is not complete is removed here.
     """
     present = [path for path in map(Path, outputs) if path.exists()]
     if present and len(present) == len(outputs):
-        log.info("%s: another run made it meanwhile; it stays", outputs[0])
+        log.info("%s: is there already and stays; to make it again, delete it", outputs[0])
         return True
     for path in present:
         path.unlink()
