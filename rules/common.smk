@@ -57,6 +57,12 @@ def haystack_paths(row):
     return [file_path(config, file) for file in haystack_files(row)]
 
 
+def data_file(file):
+    """Return a needle or haystack file for a rule."""
+    # local: the user's own lie here, wherever results are kept.
+    return local(file) if isinstance(file, str) else kept(file_path(config, file))
+
+
 def check_row_sources(dataset, row):
     """Check a row of `probes:`, and its needles and haystacks if they are all here already."""
     needles, haystacks = needles_path(row), haystack_paths(row)
@@ -210,7 +216,9 @@ def generations_files(model):
     """Return the paths of the selected heads' generations within a store; known once selected."""
     from workflow_scripts.ablation.selection import read_selection
 
-    table = read_selection(checkpoints.select_heads.get(model=model).output[0])
+    # open: fetches it where results are kept in a bucket.
+    with checkpoints.select_heads.get(model=model).output[0].open("rb") as file:
+        table = read_selection(file.name)
     pairs = table.select("task", "key").unique(maintain_order=True)
     return [
         f"{model}/generations/{task}/{key}.parquet" for task, key in pairs.iter_rows()

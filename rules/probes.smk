@@ -1,11 +1,12 @@
 rule tokenize_probes:
     input:
         needles=lambda wildcards: ancient(
-            needles_path(config["probes"][wildcards.dataset])
+            data_file(config["probes"][wildcards.dataset]["needles"])
         ),
-        haystacks=lambda wildcards: ancient(
-            haystack_paths(config["probes"][wildcards.dataset])
-        ),
+        haystacks=lambda wildcards: [
+            ancient(data_file(file))
+            for file in haystack_files(config["probes"][wildcards.dataset])
+        ],
         model=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
     output:
         made("{model}/probes/{dataset}/{key}.parquet"),

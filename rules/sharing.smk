@@ -31,7 +31,7 @@ rule pack:
         artifacts=lambda wildcards: [
             stored(file)[0] for file in packed_files(wildcards.model)
         ],
-        data=data_files(config),
+        data=[local(file) for file in data_files(config)],
     output:
         "results/{model}/pack.zip",
     log:
