@@ -113,13 +113,16 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: not a readable Parquet file ({error}); delete it and run again"
-        ) from None
+        raise _unreadable(path, error) from None
     if METADATA_KEY not in metadata:
         raise UserError(f"{path}: carries no provenance; it was not written by this workflow")
     provenance: dict[str, Any] = json.loads(metadata[METADATA_KEY])
     return provenance
+
+
+def _unreadable(path: str | Path, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())
+    return UserError(f"{path}: not a readable Parquet file ({reason}); delete it and run again")
 
 
 def is_made_for(path: str | Path, spec: Any) -> bool:
@@ -168,6 +171,4 @@ def read_table(
             pl.DataFrame, pl.from_arrow(pq.read_table(path, page_checksum_verification=True))
         )
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: not a readable Parquet file ({error}); delete it and run again"
-        ) from None
+        raise _unreadable(path, error) from None

@@ -100,13 +100,13 @@ def _described(pack: Path, archive: zipfile.ZipFile) -> list[PackedFile]:
     if len(members) != len(archive.infolist()):
         raise UserError(f"{pack}: holds two files of one name; ask for another")
     if METADATA not in members or members[METADATA].file_size > LARGEST_METADATA:
-        raise UserError(f"{pack}: not a pack: it has no {METADATA}")
+        raise UserError(f"{pack}: cut off or not a pack: it has no {METADATA}")
     files = read_crate(_read(pack, archive, METADATA))
     different = files.keys() ^ (members.keys() - {METADATA})
     if different:
         raise UserError(f"{pack}: {min(different)} is in the file or its description only")
     if CONFIG not in files:
-        raise UserError(f"{pack}: not a pack: it has no {CONFIG}")
+        raise UserError(f"{pack}: cut off or not a pack: it has no {CONFIG}")
     for name, file in files.items():
         _check_name(pack, name)
         entry = members[name]
