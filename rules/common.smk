@@ -159,7 +159,9 @@ def probes_path(model, dataset):
 
 def lens_of(model):
     """Return the tuned lens of a model; none where its direction is not captured."""
-    return [kept(lens_path(config, model))] if "tuned_lens" in config["directions"] else []
+    return (
+        [kept(lens_path(config, model))] if "tuned_lens" in config["directions"] else []
+    )
 
 
 def shards_of(model, dataset):

@@ -331,12 +331,12 @@ def scored_files(config: Config, model: str) -> list[str]:
 
 
 def data_files(config: Config) -> list[str]:
-    """Return the user's files that the config names, models aside."""
-    files = {row["needles"] for row in config["probes"].values()}
-    files |= {file for row in config["probes"].values() for file in haystack_files(row)}
-    files |= {row["heads_file"] for row in config["selectors"].values() if "heads_file" in row}
-    files |= {row["tuned_lens"] for row in config["models"].values() if "tuned_lens" in row}
-    return sorted(files)
+    """Return the user's files that the config names, models and lenses aside."""
+    rows = config["probes"].values()
+    named = [file for row in rows for file in (row["needles"], *haystack_files(row))]
+    named += [row["heads_file"] for row in config["selectors"].values() if "heads_file" in row]
+    # Fetched files are mappings.
+    return sorted({file for file in named if isinstance(file, str)})
 
 
 def patching_spec(config: Config, model: str, patching: str) -> dict[str, Any]:

@@ -23,14 +23,14 @@ _FORMS = {
     "patching": rf"{_SLUG}/patching/{_SLUG}/{_TABLE}",
     "generations": rf"{_SLUG}/generations/{_SLUG}/{_TABLE}",
 }
-_CONVERTED = rf"{_SLUG}/model/{_KEY}/[a-z_]+\.[a-z]+"
+_SOURCES = rf"(files|{_SLUG}/(model|hub|lenses))/.+"
 
 
 def store_files(store: Path) -> list[str]:
     """Return the artifacts of a store by their paths within it, sorted.
 
-    Left out are files that jobs are writing, or left behind when they were killed, and converted
-    models, which no digest describes: they are made again from their source.
+    Left out are files that jobs are writing, or left behind when they were killed; and fetched or
+    converted models, lenses and data, which are made again from their source.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def store_files(store: Path) -> list[str]:
     return sorted(
         name
         for name in names
-        if not re.fullmatch(_CONVERTED, name)
+        if not re.fullmatch(_SOURCES, name)
         and not any(part.startswith(".") for part in PurePosixPath(name).parts)
     )
 
