@@ -37,7 +37,7 @@ def main(snakemake: Any) -> None:
         (path.parent.name, path.stem): read_table(path, kind="generations")
         for path in map(Path, snakemake.input.generations)
     }
-    results = [task_table(task, ablation, tables["significance"]) for task in spec["tasks"]]
+    results = [task_table(task, ablation, tables["significance"]) for task in sorted(spec["tasks"])]
     asked = {
         result.task: examples(result, selection, generations, read_table(path, kind="probes"))
         for result, path in zip(results, snakemake.input.probes, strict=True)
