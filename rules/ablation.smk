@@ -85,7 +85,12 @@ rule ablation:
             ablation_spec(config, wildcards.model),
         ),
     output:
-        "results/{model}/ablation.parquet",
+        report(
+            "results/{model}/ablation.parquet",
+            caption="../workflow_scripts/report/captions/ablation_table.rst",
+            category="Ablation",
+            labels={"model": "{model}", "figure": "table: ablation"},
+        ),
     log:
         "results/{model}/logs/ablation.log",
     benchmark:
@@ -134,7 +139,12 @@ rule compare:
             comparison_spec(config, wildcards.model),
         ),
     output:
-        "results/{model}/significance.parquet",
+        report(
+            "results/{model}/significance.parquet",
+            caption="../workflow_scripts/report/captions/significance_table.rst",
+            category="Ablation",
+            labels={"model": "{model}", "figure": "table: significance"},
+        ),
     log:
         "results/{model}/logs/compare.log",
     benchmark:

@@ -9,6 +9,7 @@ from workflow_scripts.common.config import validate
 from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes.sources import check_row, check_sources
+from workflow_scripts.report.catalogue import figures_of
 from workflow_scripts.scores.settings import check_score
 from workflow_scripts.sharing.archive import read_archive
 from workflow_scripts.common.layout import (
@@ -19,6 +20,7 @@ from workflow_scripts.common.layout import (
     calibration_files,
     calibration_spec,
     comparison_spec,
+    content_digests,
     converted_files,
     data_files,
     file_path,
@@ -34,6 +36,7 @@ from workflow_scripts.common.layout import (
     probes_file,
     probes_spec,
     remote_files,
+    report_spec,
     score_spec,
     scored_files,
     selection_spec,
@@ -112,6 +115,9 @@ def renewed(path, spec):
     if Path(path).is_file() and not is_made_for(path, spec):
         workflow.dag.forcefiles.add(path)
     return []
+
+
+FIGURES = figures_of(config["scores"], config["tasks"], config["selectors"])
 
 
 def one_of(names):
@@ -214,14 +220,18 @@ def task_probes(model, task):
     return probes_path(model, config["tasks"][task]["dataset"])
 
 
-def generations_files(model):
-    """Return the paths of the selected heads' generations within a store; known once selected."""
+def selection_of(model):
+    """Return the selection of heads; known once it is made."""
     from workflow_scripts.ablation.selection import read_selection
 
     # open: fetches it where results are kept in a bucket.
     with checkpoints.select_heads.get(model=model).output[0].open("rb") as file:
-        table = read_selection(file.name)
-    pairs = table.select("task", "key").unique(maintain_order=True)
+        return read_selection(file.name)
+
+
+def generations_files(model):
+    """Return the generations of the heads that were selected, as paths within a store."""
+    pairs = selection_of(model).select("task", "key").unique(maintain_order=True)
     return [
         f"{model}/generations/{task}/{key}.parquet" for task, key in pairs.iter_rows()
     ]
@@ -235,6 +245,45 @@ def generations_of(model):
 def packed_files(model):
     """Return all that a collaborator needs of a model, as paths within a store."""
     return scored_files(config, model) + generations_files(model)
+
+
+def unablated_of(model):
+    """Return the generations of the unablated runs, by task."""
+    unablated = selection_of(model).filter(selector="none").sort("task")
+    return [
+        stored(f"{model}/generations/{task}/{key}.parquet")[0]
+        for task, key in unablated.select("task", "key").iter_rows()
+    ]
+
+
+def detection_shards(model):
+    """Return the shards of every dataset that a score reads."""
+    rows = config["scores"].values()
+    datasets = sorted({row["dataset"] for row in rows if "dataset" in row})
+    return [shard for dataset in datasets for shard in shards_of(model, dataset)]
+
+
+def caption(kind):
+    """Return the caption file of a figure or table, as report() wants it."""
+    return f"../workflow_scripts/report/captions/{kind}.rst"
+
+
+def shown(figure):
+    """Return the SVG of a figure, which stands in Snakemake's report."""
+    return report(
+        f"results/{{model}}/figures/{figure.name}.svg",
+        caption=caption(figure.kind),
+        category=figure.category,
+        labels={"model": "{model}", "figure": figure.title},
+    )
+
+
+def templates_digest():
+    """Return the digests of the pages' templates and captions, which are no Python code."""
+    folder = ROOT / "workflow_scripts/report"
+    return canonical_json(
+        content_digests([*folder.glob("templates/*"), *folder.glob("captions/*")])
+    )
 
 
 def uses_gpu(model):

@@ -39,6 +39,9 @@ TOKENIZER_FILES = CONVERTED_FILES[3:]
 
 HAYSTACK_SUFFIXES = (".txt", ".json", ".jsonl")
 
+_PLACES = ("store", "shared_stores", "activations")
+"""Keys of the config that say where artifacts lie or come from."""
+
 _PROBES_KEYS_NOT_IN_SPEC = ("needles", "haystacks", "shards", "max_skipped")
 
 
@@ -421,3 +424,9 @@ def comparison_spec(config: Config, model: str) -> dict[str, Any]:
     """Return what determines the table of paired comparisons."""
     random = sorted(name for name, row in config["selectors"].items() if "random" in row)
     return ablation_spec(config, model) | {"random": random}
+
+
+def report_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return the settings that a model's report page shows: its config, but for the other models."""
+    settings = {key: value for key, value in config.items() if key not in _PLACES}
+    return settings | {"models": {model: config["models"][model]}}
