@@ -10,6 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from workflow_scripts.activations.capture_probes import (
@@ -21,6 +23,7 @@ from workflow_scripts.activations.capture_probes import (
     token_texts,
 )
 from workflow_scripts.activations.score_block import Answer, score_block
+from workflow_scripts.common import decoding
 from workflow_scripts.common.decoding import (
     Conditions,
     Generation,
@@ -89,6 +92,7 @@ def probe_row(
         "input_ids": ids,
         "max_new_tokens": new_tokens,
         "forced_ids": None,
+        "max_thinking_tokens": 0,
     }
     for name, (start, stop) in spans.items():
         row |= {f"{name}_start": start, f"{name}_end": stop}
@@ -298,3 +302,40 @@ def test_a_probe_beyond_the_models_positions_is_too_long(golden_model: LanguageM
     )
     assert result.status == "too_long"
     assert result.capture is None
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self.elements = max(self.elements, value.numel())
+        return out
+
+
+def test_no_matrix_of_prompt_by_prompt_is_made(
+    random_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "CHUNK_TOKENS", 64)
+    largest = []
+    for length in (400, 800):
+        ids = torch.randint(3, 200, (length,), generator=torch.Generator().manual_seed(3)).tolist()
+        with LargestTensor() as seen:
+            (result,) = capture_probes(
+                random_model,
+                pl.DataFrame([probe_row(ids, (10, 14), "t5", 4)]),
+                directions=["raw", "frozen_norm"],
+                batch_tokens=8192,
+                max_length=32768,
+                progress=lambda _: None,
+            )
+        assert result.capture is not None
+        assert length < seen.elements < length * length / 2
+        largest.append(seen.elements)
+    assert largest[1] <= 2 * largest[0]

@@ -115,6 +115,7 @@ def test_a_valid_config_is_completed_by_defaults_and_left_as_it_was(config: Conf
     }
     assert completed["probes"]["nolima"] == before["probes"]["nolima"] | {
         "max_new_tokens": 50,
+        "max_thinking_tokens": 0,
         "shards": 1,
         "needle": "present",
         "answer": "generated",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
 
 
 def test_alpha_and_phi_equal_the_familys_own_eager_attention(
-    lm: LanguageModel, family: str
+    lm: LanguageModel, family: str, record_property: Callable[[str, object], None]
 ) -> None:
     prompt, generated = random_ids(40, 3), random_ids(3, 4)
     capture = capture_of(lm, prompt, generated, ["raw"])
@@ -138,7 +138,7 @@ def test_alpha_and_phi_equal_the_familys_own_eager_attention(
                 peak = capture.dense["phi_raw"][layer.index, head, cells][at]
                 assert capture.peak["phi_raw"][step + 7, layer.index, head] == peak
     assert offset == capture.dense["alpha"].shape[2]
-    print(f"{family}: sum of phi against u . W_O z, relative error {worst:.1e}")
+    record_property("identity error", f"{family:12} {worst:.1e}")
     assert worst < 1e-5
 
 

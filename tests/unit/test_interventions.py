@@ -296,7 +296,7 @@ def plain_answer(
             conditions.lay_out([0], lm.device)
             logits = lm.model(torch.tensor([prompt + ids]), use_cache=False).logits
             token = int(logits[0, -1].argmax())
-            if lm.ends_answer(token):
+            if token in lm.eos_ids or "\n" in lm.decode([token]):
                 return Generation(ids, True)
             ids.append(token)
     return Generation(ids, False)

@@ -24,6 +24,7 @@ SCHEMA: dict[str, Any] = {
     "probe_id": pl.String,
     "generated_ids": pl.List(pl.Int32),
     "stopped": pl.Boolean,
+    "status": pl.String,
     "text": pl.String,
 } | dict.fromkeys(METRICS, pl.Float64)
 
@@ -46,6 +47,13 @@ def intervention_for(
     )
 
 
+def status_of(generation: Generation) -> str:
+    """Return how an answer ended; without an answer, what its metrics measure is empty."""
+    if not generation.closed:
+        return "unclosed_thinking"
+    return "answered" if generation.stopped else "truncated"
+
+
 def generations_table(
     lm: LanguageModel,
     probes: pl.DataFrame,
@@ -65,13 +73,14 @@ def generations_table(
                 "probe_id": probe["probe_id"],
                 "generated_ids": generation.ids,
                 "stopped": generation.stopped,
+                "status": status_of(generation),
                 "text": text,
             }
             rows.append(
                 row
                 | measure(
-                    text,
-                    len(generation.ids),
+                    lm.decode(generation.answer_ids, skip_special_tokens=True),
+                    len(generation.answer_ids),
                     probe["answer"],
                     probe["aliases"],
                     probe["other_answers"],
@@ -99,6 +108,7 @@ def main(snakemake: Any) -> None:
             probes["input_ids"].to_list(),
             intervention,
             max_new_tokens=max(probes["max_new_tokens"]),
+            max_thinking_tokens=max(probes["max_thinking_tokens"]),
             batch_tokens=snakemake.config["models"][snakemake.wildcards.model]["batch_tokens"],
             progress=bar.update,
         )

@@ -15,6 +15,7 @@ from workflow_scripts.common.decoding import (
     PrefixRunner,
     decode_greedily,
     halve_on_out_of_memory,
+    opens_thought,
     order_conditions,
     plan_batches,
     prefill_batch,
@@ -30,6 +31,7 @@ def generate(
     intervention: Intervention,
     *,
     max_new_tokens: int,
+    max_thinking_tokens: int = 0,
     batch_tokens: int,
     progress: Callable[[int], object],
 ) -> list[list[Generation]]:
@@ -41,6 +43,8 @@ def generate(
         Token ids, ordered so that neighbours share prefixes.
     intervention
         Its `head_sets` are the conditions.
+    max_new_tokens, max_thinking_tokens
+        Token budgets of an answer, and of a <think> block before it.
     batch_tokens
         Bound on conditions times prompts times tokens that run at once.
     progress
@@ -67,7 +71,7 @@ def generate(
         def run(
             batch: list[Group], runner: PrefixRunner = runner, numbers: list[int] = numbers
         ) -> None:
-            rows = _answer_batch(runner, prompts, batch, max_new_tokens)
+            rows = _answer_batch(runner, prompts, batch, max_new_tokens, max_thinking_tokens)
             for (condition, prompt), answer in rows.items():
                 answers[numbers[condition], prompt] = answer
             progress(len(rows))
@@ -104,13 +108,21 @@ def _answer_batch(
     prompts: Sequence[Sequence[int]],
     batch: list[Group],
     max_new_tokens: int,
+    max_thinking_tokens: int,
 ) -> dict[tuple[int, int], Generation]:
     """Return the answers of a batch by (condition, prompt)."""
     conditions = runner.conditions
     cache, logits = prefill_batch(runner, prompts, batch)
     labels = list(zip(conditions.rows.tolist(), conditions.prompts.tolist(), strict=True))
     answers = decode_greedily(
-        runner.lm, cache, logits, max_new_tokens, conditions=conditions, drop_finished=True
+        runner.lm,
+        cache,
+        logits,
+        max_new_tokens,
+        thinking=[opens_thought(runner.lm, prompts[prompt]) for _, prompt in labels],
+        max_thinking_tokens=max_thinking_tokens,
+        conditions=conditions,
+        drop_finished=True,
     )
     return dict(zip(labels, answers, strict=True))
 

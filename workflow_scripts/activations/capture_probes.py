@@ -17,7 +17,6 @@ from workflow_scripts.common.answers import (
     PASS_RECALL,
     find_answer_steps,
     rouge1_recall,
-    without_thinking,
 )
 from workflow_scripts.common.decoding import (
     Conditions,
@@ -26,6 +25,7 @@ from workflow_scripts.common.decoding import (
     PrefixRunner,
     decode_greedily,
     halve_on_out_of_memory,
+    opens_thought,
     plan_batches,
     prefill_batch,
 )
@@ -86,7 +86,8 @@ def capture_probes(
     results: list[ProbeResult | None] = [None] * len(rows)
     fitting = []
     for index, row in enumerate(rows):
-        if len(row["input_ids"]) + row["max_new_tokens"] > max_length:
+        budget = row["max_new_tokens"] + row["max_thinking_tokens"]
+        if len(row["input_ids"]) + budget > max_length:
             results[index] = ProbeResult("too_long", Generation([], False))
         else:
             fitting.append(index)
@@ -123,9 +124,15 @@ def _capture_batch(
     if _forced(rows[0]):  # a dataset forces all its answers or none
         generations = [Generation(row["forced_ids"], stopped=True) for row in rows]
     else:
-        budget = max(row["max_new_tokens"] for row in rows)
         generations = decode_greedily(
-            lm, cache, logits, budget, conditions=runner.conditions, drop_finished=False
+            lm,
+            cache,
+            logits,
+            max(row["max_new_tokens"] for row in rows),
+            thinking=[opens_thought(lm, row["input_ids"]) for row in rows],
+            max_thinking_tokens=max(row["max_thinking_tokens"] for row in rows),
+            conditions=runner.conditions,
+            drop_finished=False,
         )
     prompt = len(rows[0]["input_ids"])
     cache.crop(prompt - min(WINDOW, prompt) - cache.get_seq_length())
@@ -145,8 +152,11 @@ def _answer(lm: LanguageModel, row: Probe, generation: Generation) -> Answer:
     if _forced(row):
         steps = list(range(len(generation.ids)))
     else:
-        steps = find_answer_steps(lm.tokenizer, generation.ids, row["answer"])
-    return Answer(row["input_ids"], generation.ids, steps, regions_of(row), needle)
+        said = find_answer_steps(lm.tokenizer, generation.answer_ids, row["answer"])
+        steps = [generation.thinking + step for step in said]
+    return Answer(
+        row["input_ids"], generation.ids, steps, regions_of(row), needle, generation.thinking
+    )
 
 
 def _judge(
@@ -154,11 +164,14 @@ def _judge(
 ) -> ProbeResult:
     """Give a probe its status: the gate of the method, and what kept it from passing."""
     text = lm.decode(generation.ids, skip_special_tokens=True)
-    recall = rouge1_recall(row["answer"], without_thinking(text))
+    said = lm.decode(generation.answer_ids, skip_special_tokens=True)
+    recall = rouge1_recall(row["answer"], said)
     if _forced(row):
         status = "forced"
     elif not capture.reproduced:
         status = "mismatch"
+    elif not generation.closed:
+        status = "unclosed_thinking"
     elif recall > PASS_RECALL:
         status = "passed" if answer.answer_steps else "no_answer_step"
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class Answer:
         Index into `REGIONS` of each prompt position, int64, shape (prompt,).
     needle
         Half-open span of the needle, or None.
+    thinking
+        Leading generated tokens that belong to a <think> block: their rows are not kept.
     """
 
     prompt_ids: list[int]
@@ -45,6 +47,7 @@ class Answer:
     answer_steps: list[int]
     regions: Array
     needle: tuple[int, int] | None
+    thinking: int = 0
 
 
 @dataclass
@@ -133,8 +136,9 @@ class _BlockReader:
             known = answer.prompt_ids[self.first :] + answer.generated_ids[:-1]
             self.ids[b, : len(known)] = torch.tensor(known)
             count = len(answer.generated_ids)
-            self.targets[b, self.window - 1 : self.window - 1 + count] = torch.tensor(
-                answer.generated_ids, dtype=torch.long
+            first = self.window - 1 + answer.thinking
+            self.targets[b, first : self.window - 1 + count] = torch.tensor(
+                answer.generated_ids[answer.thinking :], dtype=torch.long
             )
         self.ids = self.ids.to(lm.device)
         table = lm.unembedding()
@@ -259,6 +263,7 @@ class _BlockReader:
         logprob[self.window - 1 : self.window - 1 + len(ids)] = (
             logprobs[: len(ids)].gather(-1, ids[:, None])[:, 0].numpy()
         )
+        logprob[targets < 0] = np.nan
         capture = Capture(
             step=self._steps(b),
             token=targets,
@@ -281,7 +286,7 @@ class _BlockReader:
         )
         if "frozen_norm" in self.directions:
             self._scale_frozen_norm(capture, factors, answer.answer_steps)
-        return capture
+        return _without_thinking(capture, answer.thinking) if answer.thinking else capture
 
     def _plane_names(self) -> list[str]:
         return ["alpha", *(f"phi_{name}" for name in self.directions)]
@@ -294,6 +299,21 @@ class _BlockReader:
         rows = np.asarray(steps, dtype=np.int64) + self.window - 1
         per_cell = np.repeat(factors[rows], capture.length[rows])
         capture.dense[name] = capture.dense[name] * per_cell
+
+
+def _without_thinking(capture: Capture, thinking: int) -> Capture:
+    """Return a capture without the rows that predict the tokens of a block, but for the prompt's."""
+    kept = (capture.step <= 0) | (capture.step >= thinking)
+    return replace(
+        capture,
+        **{
+            name: getattr(capture, name)[kept]
+            for name in (
+                "step token logprob length u_norm argmax top10_in_needle topn_needle_alpha"
+            ).split()
+        },
+        by_region={name: values[kept] for name, values in capture.by_region.items()},
+    )
 
 
 def _contribution(write: Tensor, value: Tensor) -> Tensor:

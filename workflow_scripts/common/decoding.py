@@ -429,11 +429,83 @@ class Generation:
     ids
         Generated token ids, without the one that ended the answer.
     stopped
-        False if the token budget ended it.
+        False if a token budget ended it.
+    thinking
+        Leading tokens that are no answer: a <think> block, its tags, the white space behind it.
+    closed
+        False if the block was still open at the end.
     """
 
     ids: list[int]
     stopped: bool
+    thinking: int = 0
+    closed: bool = True
+
+    @property
+    def answer_ids(self) -> list[int]:
+        """The ids behind the block."""
+        return self.ids[self.thinking :]
+
+
+_OPENING, _CLOSING = "<think>", "</think>"
+_TAG_TOKENS = 8
+"""Tokens that a tag may be written with."""
+
+
+def opens_thought(lm: LanguageModel, prompt: Sequence[int]) -> bool:
+    """Return whether a prompt ends inside a <think> block, as those of thinking models do."""
+    end = lm.decode(prompt[-2 * _TAG_TOKENS :])
+    return end.rfind(_OPENING) > end.rfind(_CLOSING)
+
+
+@dataclass
+class _Writing:
+    """An answer while it is written: in a block newlines are text, behind it they end the answer."""
+
+    thinking: bool
+    ids: list[int] = field(default_factory=list)
+    start: int = 0
+    """Of the answer: ids before it belong to a block."""
+    leading: bool = False
+    """Whether a block has been closed, and nothing but white space written since."""
+    stopped: bool = False
+
+    def take(self, lm: LanguageModel, token: int) -> None:
+        """Write a token, or stop at it."""
+        text = lm.piece(token)
+        if token in lm.eos_ids:
+            self.stopped = True
+            return
+        tag = self._tag_ended_by(lm, token) if ">" in text else ""
+        if tag:
+            self.thinking, self.leading = tag == _OPENING, tag == _CLOSING
+        in_block = self.thinking or (self.leading and (bool(tag) or not text.strip()))
+        self.leading = self.leading and in_block
+        if "\n" in text and not in_block:
+            self.stopped = True
+            return
+        self.ids.append(token)
+        if in_block:
+            self.start = len(self.ids)
+
+    def _tag_ended_by(self, lm: LanguageModel, token: int) -> str:
+        """Return the tag whose last character a token writes, if there is one."""
+        before = self.ids[-_TAG_TOKENS:]
+        text, written = lm.decode([*before, token]), len(lm.decode(before))
+        for tag in (_CLOSING, _OPENING):
+            if tag in text and text.rindex(tag) + len(tag) > written:
+                return tag
+        return ""
+
+    def has_room(self, max_new_tokens: int, max_thinking_tokens: int) -> bool:
+        """Return whether the budget of what is being written allows another token."""
+        if self.thinking:
+            return self.start < max_thinking_tokens
+        return len(self.ids) - self.start < max_new_tokens
+
+    def generation(self) -> Generation:
+        """Return what was written."""
+        return Generation(self.ids, self.stopped, self.start, not self.thinking)
 
 
 def decode_greedily(
@@ -442,6 +514,8 @@ def decode_greedily(
     logits: Tensor,
     max_new_tokens: int,
     *,
+    thinking: Sequence[bool],
+    max_thinking_tokens: int,
     conditions: Conditions,
     drop_finished: bool,
 ) -> list[Generation]:
@@ -454,7 +528,11 @@ def decode_greedily(
     logits
         Of the last prompt position, shape (rows, vocabulary).
     max_new_tokens
-        Token budget of each row.
+        Token budget of each row's answer, counted from the end of its <think> block.
+    thinking
+        Whether each row's prompt ends inside a block.
+    max_thinking_tokens
+        Token budget of each row's block.
     conditions
         `rows` and `prompts` name each row; cut in step with the batch when rows are dropped.
     drop_finished
@@ -465,33 +543,28 @@ def decode_greedily(
     list of Generation
         In the order of the rows.
     """
-    count = logits.shape[0]
-    ids: list[list[int]] = [[] for _ in range(count)]
-    stopped = [False] * count
-    rows = list(range(count))
-    for position in range(max_new_tokens):
+    everything = [_Writing(in_block) for in_block in thinking]
+    # Rows of the batch, and whether each goes on; a row of the cache may outlast its answer.
+    rows, going = everything, [True] * len(everything)
+    while True:
         tokens = logits.argmax(-1).tolist()
-        for row, token in zip(rows, tokens, strict=True):
-            if stopped[row]:
-                continue
-            if lm.ends_answer(token):
-                stopped[row] = True
-            else:
-                ids[row].append(token)
-        going = [i for i, row in enumerate(rows) if not stopped[row]]
-        if not going or position == max_new_tokens - 1:
-            break
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            if going[i]:
+                row.take(lm, token)
+                going[i] = not row.stopped and row.has_room(max_new_tokens, max_thinking_tokens)
+        if not any(going):
+            return [row.generation() for row in everything]
         # Dropping rows copies the cache, so it waits until a quarter of them has ended.
-        if drop_finished and len(going) <= 0.75 * len(rows):
-            keep = torch.tensor(going, device=conditions.rows.device)
+        if drop_finished and sum(going) <= 0.75 * len(rows):
+            kept = [i for i, goes in enumerate(going) if goes]
+            keep = torch.tensor(kept, device=conditions.rows.device)
             cache.batch_select_indices(keep)
             conditions.rows = conditions.rows[keep]
             conditions.prompts = conditions.prompts[keep]
-            tokens = [tokens[i] for i in going]
-            rows = [rows[i] for i in going]
+            tokens = [tokens[i] for i in kept]
+            rows, going = [rows[i] for i in kept], [True] * len(kept)
         step = torch.tensor(tokens, device=lm.device)[:, None]
         logits = lm.model(step, cache=cache, use_cache=True, logits_to_keep=1).logits[:, 0]
-    return [Generation(answer, end) for answer, end in zip(ids, stopped, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class LanguageModel:
     layers: list[HeadLayer]
     eos_ids: frozenset[int]
     lens: list[Tensor] = field(default_factory=list)
-    _newline: dict[int, bool] = field(default_factory=dict)
+    _pieces: dict[int, str] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -95,13 +95,11 @@ class LanguageModel:
         """Return the text of token ids."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def ends_answer(self, token: int) -> bool:
-        """Return whether generation stops at a token: end of sequence, or a newline in its text."""
-        if token in self.eos_ids:
-            return True
-        if token not in self._newline:
-            self._newline[token] = "\n" in self.decode([token])
-        return self._newline[token]
+    def piece(self, token: int) -> str:
+        """Return the text of one token."""
+        if token not in self._pieces:
+            self._pieces[token] = self.decode([token])
+        return self._pieces[token]
 
 
 def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:

@@ -36,6 +36,7 @@ from workflow_scripts.probes.sources import Sources, check_sources
 
 DEFAULT_SEED = 42
 DEFAULT_MAX_NEW_TOKENS = 50
+DEFAULT_MAX_THINKING_TOKENS = 0
 
 SCHEMA: dict[str, Any] = {
     "probe_id": pl.String,
@@ -62,6 +63,7 @@ SCHEMA: dict[str, Any] = {
     "has_bos": pl.Boolean,
     "max_new_tokens": pl.Int32,
     "forced_ids": pl.List(pl.Int32),
+    "max_thinking_tokens": pl.Int32,
     "seed": pl.Int64,
 }
 """Columns of a probes table.
@@ -124,6 +126,7 @@ def build_probes(
         "has_bos": composer.has_bos,
         "max_new_tokens": row.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
         "forced_ids": None,
+        "max_thinking_tokens": row.get("max_thinking_tokens", DEFAULT_MAX_THINKING_TOKENS),
         "seed": seed,
     }
     rows = []

@@ -78,9 +78,10 @@ def check_sources(
 def refuse_too_long(row: Mapping[str, Any], positions: int, where: str, model: str) -> None:
     """Raise UserError if a prompt of a config row, with its answer, exceeds a model's positions."""
     longest = max(row.get("context_lengths", [0]))
-    if longest + row["max_new_tokens"] > positions:
+    budget = row["max_new_tokens"] + row["max_thinking_tokens"]
+    if longest + budget > positions:
         raise UserError(
-            f"{where}.context_lengths: {longest} and the {row['max_new_tokens']} tokens of an answer "
+            f"{where}.context_lengths: {longest} and the {budget} tokens of an answer "
             f"exceed the {positions} positions of model {model}; lower them"
         )
 
