@@ -181,8 +181,6 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
         If it cannot be loaded, or the method's identities do not hold for it.
     """
     config = load_config(source)
-    if source.trust_remote_code:
-        log.warning("model %s: runs code from its repository (trust_remote_code)", source.location)
     transformers_logging.disable_progress_bar()
     loader = (
         AutoModelForImageTextToText
@@ -195,6 +193,8 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
             **source.arguments(),
             dtype=getattr(torch, dtype),
             attn_implementation=INTERFACE,
+            # Never a pickle, which could bring code.
+            use_safetensors=True,
             # Only several GPUs need a device map.
             **({"device_map": "balanced"} if device_map == "balanced" else {}),
         )
@@ -357,6 +357,8 @@ def _differs(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 def _cannot_load(source: Source, what: str, error: Exception) -> str:
     """Return one line that says why something could not be loaded and what to do."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in reason:
+        reason = "it brings code of its own; set trust_remote_code: true if you trust its author"
     if Path(source.location).is_dir():
         return f"model {source.location}: cannot load its {what}: {reason}"
     at = f" at revision {source.revision}" if source.revision else ""
@@ -378,5 +380,11 @@ def model_of_rule(snakemake: Any) -> LanguageModel:
 
 
 def source_of_rule(snakemake: Any) -> Source:
-    """Return where the model of a rule's `model` wildcard is loaded from."""
-    return Source(**model_source(snakemake.config, snakemake.wildcards.model))
+    """Return where the model of a rule's `model` wildcard is loaded from.
+
+    Warns of a model that brings code, before any of it can run.
+    """
+    source = Source(**model_source(snakemake.config, snakemake.wildcards.model))
+    if source.trust_remote_code:
+        log.warning("model %s: runs code from its repository (trust_remote_code)", source.location)
+    return source
