@@ -26,6 +26,7 @@ from workflow_scripts.common.attention import (
     attention_weights,
     tapped,
 )
+from workflow_scripts.common.devices import take_gpu
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.hub import hub_model_config
 
@@ -142,15 +143,20 @@ def _refuse_absent(source: Source) -> None:
 def choose_device(device: str) -> str:
     """Return the device to run on: "auto" takes a GPU where there is one.
 
+    Of several GPUs, "auto" and "cuda" take one that no other job holds.
+
     Raises
     ------
     UserError
         If a GPU is asked for where torch finds none.
     """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {device}: torch finds no GPU here; set device: cpu or auto")
+    if device == "cuda" and torch.cuda.device_count() > 1:
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return f"cuda:{take_gpu([str(gpu.uuid) for gpu in gpus])}"
     return device
 
 
@@ -172,8 +178,6 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
         If it cannot be loaded, or the method's identities do not hold for it.
     """
     config = load_config(source)
-    if source.trust_remote_code:
-        log.warning("model %s: runs code from its repository (trust_remote_code)", source.location)
     transformers_logging.disable_progress_bar()
     loader = (
         AutoModelForImageTextToText
@@ -186,6 +190,8 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
             **source.arguments(),
             dtype=getattr(torch, dtype),
             attn_implementation=INTERFACE,
+            # Never a pickle, which could bring code.
+            use_safetensors=True,
             # Only several GPUs need a device map.
             **({"device_map": "balanced"} if device_map == "balanced" else {}),
         )
@@ -348,6 +354,8 @@ def _differs(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 def _cannot_load(source: Source, what: str, error: Exception) -> str:
     """Return one line that says why something could not be loaded and what to do."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in reason:
+        reason = "it brings code of its own; set trust_remote_code: true if you trust its author"
     if Path(source.location).is_dir():
         return f"model {source.location}: cannot load its {what}: {reason}"
     at = f" at revision {source.revision}" if source.revision else ""
@@ -372,11 +380,13 @@ def source_of_rule(snakemake: Any) -> Source:
     """Return where the model of a rule's `model` wildcard is loaded from.
 
     A converted model lies where the rule's input is: in this store, in a shared one, or in a copy of
-    an object store's files.
+    an object store's files. Warns of a model that brings code, before any of it can run.
     """
     row = snakemake.config["models"][snakemake.wildcards.model]
     source = row["source"]
     location = (
         source.get("hub") or source.get("folder") or str(Path(snakemake.input.model[0]).parent)
     )
+    if row["trust_remote_code"]:
+        log.warning("model %s: runs code from its repository (trust_remote_code)", location)
     return Source(location, source.get("revision"), row["trust_remote_code"])
