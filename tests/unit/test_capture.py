@@ -290,6 +290,41 @@ def test_a_later_token_changes_no_earlier_logit(random_model: LanguageModel) -> 
     assert not torch.allclose(before[0, 15:], after[0, 15:])
 
 
+def test_equal_prompts_with_other_forced_answers_are_captured_as_each_alone(
+    golden_model: LanguageModel,
+) -> None:
+    ids = list(range(3, 43))
+    rows = [
+        probe_row(ids, (10, 14), golden_model.decode(forced), len(forced)) | {"forced_ids": forced}
+        for forced in ([50, 51], [60, 61])
+    ]
+
+    def captured(chosen: list[dict[str, Any]]) -> list[ProbeResult]:
+        return capture_probes(
+            golden_model,
+            pl.DataFrame(chosen),
+            directions=["raw"],
+            batch_tokens=1000,
+            max_length=1000,
+            progress=lambda _: None,
+        )
+
+    for row, result in zip(rows, captured(rows), strict=True):
+        assert (result.status, result.generation.ids) == ("forced", row["forced_ids"])
+        assert result.answer_steps == [0, 1]
+        (alone,) = captured([row])
+        assert result.capture is not None
+        assert alone.capture is not None
+        for name, plane in result.capture.dense.items():
+            np.testing.assert_allclose(plane, alone.capture.dense[name], rtol=1e-4, atol=1e-6)
+        for step, token in enumerate(row["forced_ids"]):
+            alpha, phi = plain_planes(golden_model, ids + row["forced_ids"][:-1], step, 40, token)
+            cells = slice(0, 40) if step == 0 else slice(40, 81)
+            dense = result.capture.dense
+            np.testing.assert_allclose(dense["alpha"][:, :, cells], alpha, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(dense["phi_raw"][:, :, cells], phi, rtol=1e-4, atol=1e-5)
+
+
 def test_a_probe_beyond_the_models_positions_is_too_long(golden_model: LanguageModel) -> None:
     row = probe_row(list(range(3, 43)), (10, 14), "t5", 5)
     (result,) = capture_probes(

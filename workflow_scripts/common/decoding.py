@@ -610,7 +610,11 @@ def plan_batches(
 
 def _group_neighbours(prompts: Sequence[Sequence[int]], members: list[int]) -> list[Group]:
     """Join neighbours unless the later one shares more with the prompt after it."""
-    shared = [_worth_sharing(common_prefix([prompts[i], prompts[j]])) for i, j in pairwise(members)]
+    shared = []
+    for i, j in pairwise(members):
+        # Equal prompts leave their last token to run: its logits are wanted.
+        common = min(common_prefix([prompts[i], prompts[j]]), len(prompts[i]) - 1)
+        shared.append(_worth_sharing(common))
     shared.append(0)
     groups: list[Group] = []
     for position, index in enumerate(members):
