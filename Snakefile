@@ -20,6 +20,7 @@ wildcard_constraints:
     score=one_of(config["scores"]),
     patching=one_of(config["patching"]),
     task=one_of(config["tasks"]),
+    trace=one_of(config["traces"]),
     key="[0-9a-f]{16}",
     shard="[0-9]{3}-of-[0-9]{3}",
 
@@ -42,3 +43,4 @@ include: "rules/activations.smk"
 include: "rules/patching.smk"
 include: "rules/scores.smk"
 include: "rules/ablation.smk"
+include: "rules/traces.smk"

@@ -23,11 +23,13 @@ from workflow_scripts.common.layout import (
     lens_spec,
     lens_texts,
     patching_spec,
+    retrieval_spec,
     probes_spec,
     remote_files,
     score_spec,
     selection_spec,
     shard_names,
+    trace_spec,
     wheel_key,
 )
 
@@ -190,6 +192,11 @@ def generations_of(model):
         f"{STORE}/{model}/generations/{task}/{key}.parquet"
         for task, key in pairs.iter_rows()
     ]
+
+
+def retrieval_score(model):
+    """Return the score whose best heads a trace follows."""
+    return f"results/{model}/scores/{config['retrieval']['score']}.parquet"
 
 
 def uses_gpu(model):

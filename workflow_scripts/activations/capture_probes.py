@@ -145,7 +145,11 @@ def _answer(lm: LanguageModel, row: Probe, generation: Generation) -> Answer:
     if _forced(row):
         steps = list(range(len(generation.ids)))
     else:
-        steps = find_answer_steps(lm.tokenizer, generation.ids, row["answer"])
+        known = row["answer"] is not None
+        steps = find_answer_steps(lm.tokenizer, generation.ids, row["answer"]) if known else []
+    if row["question_type"] == "document" and not steps:
+        # Of a user's document it is the answer given that is traced, whatever was expected.
+        steps = list(range(len(generation.ids)))
     return Answer(row["input_ids"], generation.ids, steps, regions_of(row), needle)
 
 
@@ -154,11 +158,14 @@ def _judge(
 ) -> ProbeResult:
     """Give a probe its status: the gate of the method, and what kept it from passing."""
     text = lm.decode(generation.ids, skip_special_tokens=True)
-    recall = rouge1_recall(row["answer"], without_thinking(text))
+    known = row["answer"] is not None
+    recall = rouge1_recall(row["answer"], without_thinking(text)) if known else 0.0
     if _forced(row):
         status = "forced"
     elif not capture.reproduced:
         status = "mismatch"
+    elif not known:
+        status = "answered" if generation.stopped else "truncated"
     elif recall > PASS_RECALL:
         status = "passed" if answer.answer_steps else "no_answer_step"
     else:

@@ -333,3 +333,30 @@ def selection_spec(config: Config, model: str) -> dict[str, Any]:
         "seed": config["seed"],
         "tasks": {task: generations_spec(config, model, task) for task in config["tasks"]},
     }
+
+
+def retrieval_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines the retrieval signal of a model's reference probes."""
+    row = config["retrieval"]
+    spec = {
+        "score": score_spec(config, model, row["score"]),
+        "k": row["k"],
+        "seed": config["seed"],
+    }
+    for role in ("present", "removed"):
+        activations = activations_spec(config, model, row[role])
+        spec[role] = {"dataset": row[role], "key": key_of(activations), "spec": activations}
+    return spec
+
+
+def trace_spec(config: Config, model: str, trace: str) -> dict[str, Any]:
+    """Return what determines a trace."""
+    row = config["traces"][trace]
+    activations = activations_spec(config, model, row["dataset"])
+    return {
+        "probe": row["probe"],
+        "dataset": row["dataset"],
+        "activations": {"key": key_of(activations), "spec": activations},
+        "score": score_spec(config, model, config["retrieval"]["score"]),
+        "k": config["retrieval"]["k"],
+    }
