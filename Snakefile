@@ -31,7 +31,11 @@ localrules:
 rule all:
     default_target: True
     input:
-        expand("results/{model}/summary.md", model=config["models"]),
+        expand(
+            "results/{model}/{page}",
+            model=config["models"],
+            page=["summary.md", "report.html"],
+        ),
 
 
 include: "rules/data.smk"
@@ -42,3 +46,4 @@ include: "rules/activations.smk"
 include: "rules/patching.smk"
 include: "rules/scores.smk"
 include: "rules/ablation.smk"
+include: "rules/report.smk"

@@ -8,12 +8,14 @@ from workflow_scripts.common.config import validate
 from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes.sources import check_row, check_sources
+from workflow_scripts.report.catalogue import figures_of
 from workflow_scripts.scores.settings import check_score
 from workflow_scripts.common.layout import (
     CONVERTED_FILES,
     TOKENIZER_FILES,
     activations_spec,
     calibration_spec,
+    content_digests,
     converted_folder,
     file_path,
     generations_spec,
@@ -25,6 +27,7 @@ from workflow_scripts.common.layout import (
     patching_spec,
     probes_spec,
     remote_files,
+    report_spec,
     score_spec,
     selection_spec,
     shard_names,
@@ -190,6 +193,27 @@ def generations_of(model):
         f"{STORE}/{model}/generations/{task}/{key}.parquet"
         for task, key in pairs.iter_rows()
     ]
+
+
+def unablated_of(model):
+    """Return the generations of the unablated runs, by task."""
+    from workflow_scripts.ablation.selection import read_selection
+
+    table = read_selection(checkpoints.select_heads.get(model=model).output[0])
+    keys = dict(
+        table.filter(table["selector"] == "none").select("task", "key").iter_rows()
+    )
+    return [
+        f"{STORE}/{model}/generations/{task}/{keys[task]}.parquet"
+        for task in sorted(keys)
+    ]
+
+
+def detection_shards(model):
+    """Return the shards of every dataset that a score reads."""
+    rows = config["scores"].values()
+    datasets = sorted({row["dataset"] for row in rows if "dataset" in row})
+    return [shard for dataset in datasets for shard in shards_of(model, dataset)]
 
 
 def uses_gpu(model):

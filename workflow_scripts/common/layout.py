@@ -333,3 +333,9 @@ def selection_spec(config: Config, model: str) -> dict[str, Any]:
         "seed": config["seed"],
         "tasks": {task: generations_spec(config, model, task) for task in config["tasks"]},
     }
+
+
+def report_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return the settings that a model's report page shows: its config, but for the other models."""
+    settings = {key: value for key, value in config.items() if key != "store"}
+    return settings | {"models": {model: config["models"][model]}}
