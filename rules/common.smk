@@ -71,6 +71,7 @@ config.clear()
 config.update(validated)
 
 STORE = config["store"]
+FIGURES = figures_of(config["scores"], config["tasks"])
 
 
 def one_of(names):
@@ -214,6 +215,29 @@ def detection_shards(model):
     rows = config["scores"].values()
     datasets = sorted({row["dataset"] for row in rows if "dataset" in row})
     return [shard for dataset in datasets for shard in shards_of(model, dataset)]
+
+
+def caption(kind):
+    """Return the caption file of a figure or table, as report() wants it."""
+    return f"../workflow_scripts/report/captions/{kind}.rst"
+
+
+def shown(figure):
+    """Return the SVG of a figure, which stands in Snakemake's report."""
+    return report(
+        f"results/{{model}}/figures/{figure.name}.svg",
+        caption=caption(figure.kind),
+        category=figure.category,
+        labels={"model": "{model}", "figure": figure.title},
+    )
+
+
+def templates_digest():
+    """Return the digests of the pages' templates and captions, which are no Python code."""
+    folder = ROOT / "workflow_scripts/report"
+    return canonical_json(
+        content_digests([*folder.glob("templates/*"), *folder.glob("captions/*")])
+    )
 
 
 def uses_gpu(model):

@@ -1,29 +1,3 @@
-FIGURES = figures_of(config["scores"], config["tasks"])
-
-
-def caption(kind):
-    """Return the caption file of a figure or table, as report() wants it."""
-    return f"../workflow_scripts/report/captions/{kind}.rst"
-
-
-def shown(figure):
-    """Return the SVG of a figure, which stands in Snakemake's report."""
-    return report(
-        f"results/{{model}}/figures/{figure.name}.svg",
-        caption=caption(figure.kind),
-        category=figure.category,
-        labels={"model": "{model}", "figure": figure.title},
-    )
-
-
-def templates_digest():
-    """Return the digests of the pages' templates and captions, which are no Python code."""
-    folder = ROOT / "workflow_scripts/report"
-    return canonical_json(
-        content_digests([*folder.glob("templates/*"), *folder.glob("captions/*")])
-    )
-
-
 rule count_passes:
     input:
         shards=lambda wildcards: ancient(detection_shards(wildcards.model)),
@@ -89,6 +63,11 @@ rule write_page:
         heads="results/{model}/heads.parquet",
         pass_rates="results/{model}/pass_rates.parquet",
         figures=[f"results/{{model}}/figures/{figure.name}.svg" for figure in FIGURES],
+        selection="results/{model}/selection.parquet",
+        generations=lambda wildcards: ancient(generations_of(wildcards.model)),
+        probes=lambda wildcards: ancient(
+            [task_probes(wildcards.model, task) for task in sorted(config["tasks"])]
+        ),
         citation="CITATION.cff",
     output:
         report(

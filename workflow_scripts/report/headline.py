@@ -51,6 +51,8 @@ class TaskTable:
     ----------
     sentence
         What it says.
+    selector, k
+        The top heads that it speaks of; None where no selector takes top heads.
     baseline
         The unablated run.
     ks
@@ -61,6 +63,8 @@ class TaskTable:
     split: str
     n_probes: int
     sentence: str
+    selector: str | None
+    k: int | None
     baseline: Cell
     ks: list[int]
     rows: list[Row]
@@ -80,11 +84,14 @@ def task_table(task: str, ablation: pl.DataFrame, significance: pl.DataFrame) ->
         for row in tests.filter(pl.col("p_holm") < SIGNIFICANT).iter_rows(named=True)
     }
     ks = sorted({int(k) for curve in curves for k in curve.k})
+    sentence, selector, k = headline(task, none["value"], curves, tests)
     return TaskTable(
         task=task,
         split=none["split"],
         n_probes=none["n_probes"],
-        sentence=headline(task, none["value"], curves, tests),
+        sentence=sentence,
+        selector=selector,
+        k=k,
         baseline=Cell(none["value"], none["ci_low"], none["ci_high"], False),
         ks=ks,
         rows=[Row(curve.label, curve.random, _cells(curve, ks, differs)) for curve in curves],
@@ -106,11 +113,14 @@ def _cells(curve: Curve, ks: list[int], differs: set[tuple[Any, ...]]) -> list[C
     ]
 
 
-def headline(task: str, baseline: float, curves: list[Curve], tests: pl.DataFrame) -> str:
-    """Return the result of a task in one sentence.
+def headline(
+    task: str, baseline: float, curves: list[Curve], tests: pl.DataFrame
+) -> tuple[str, str | None, int | None]:
+    """Return the result of a task in one sentence, and the selector and k that it speaks of.
 
     It is told at the least k at which the main selector's top heads cost more accuracy than as many
-    random heads do, so that the k is not picked for its effect.
+    random heads do, so that the k is not picked for its effect; where there is none, the largest k
+    is returned.
 
     Parameters
     ----------
@@ -122,23 +132,29 @@ def headline(task: str, baseline: float, curves: list[Curve], tests: pl.DataFram
         The comparisons of the task with random heads.
     """
     tops = {curve.selector: curve for curve in curves if curve.end == "top"}
+    intact = f"unablated, the model answers {task} with accuracy {baseline:.2f}"
     if not tops:
-        return f"Unablated, the model answers {task} with accuracy {baseline:.2f}."
+        return f"{intact.capitalize()}.", None, None
     selector = main_score(tops)
+    curve = tops[selector]
     rows = tests.filter(pl.col("selector") == selector, pl.col("end") == "top").sort("k")
-    if rows["p_holm"].is_null().all():
-        return (
-            f"Unablated, the model answers {task} with accuracy {baseline:.2f}; with the top "
-            f"heads by {selector} ablated, see below. No random heads were run to compare with."
-        )
     worse = rows.filter(pl.col("p_holm") < SIGNIFICANT, pl.col("difference") < 0)
-    if worse.is_empty():
-        return (
-            f"No number of top heads by {selector} costs {task} more accuracy than as many random "
-            f"heads do (unablated {baseline:.2f}; Holm-corrected p ≥ {SIGNIFICANT})."
+    if not worse.is_empty():
+        row = worse.row(0, named=True)
+        value = float(curve.value[curve.k == row["k"]][0])
+        return _effect(task, baseline, selector, row, value), selector, row["k"]
+    most = int(curve.k[-1])
+    if rows["p_holm"].is_null().all():
+        sentence = (
+            f"Ablating the {most} best heads by {selector} takes {task} accuracy from {baseline:.2f} "
+            f"to {curve.value[-1]:.2f}; no random heads were run to compare with."
         )
-    row = worse.row(0, named=True)
-    return _effect(task, baseline, selector, row, _at(tops[selector], row["k"]))
+    else:
+        sentence = (
+            f"No number of best heads by {selector} costs {task} more accuracy than as many random "
+            f"heads do (Holm-corrected p < {SIGNIFICANT}); {intact}."
+        )
+    return sentence, selector, most
 
 
 def _effect(task: str, baseline: float, selector: str, row: Mapping[str, Any], value: float) -> str:
@@ -155,10 +171,6 @@ def _effect(task: str, baseline: float, selector: str, row: Mapping[str, Any], v
         f"(difference {_signed(row['difference'])}, 95 % interval [{_signed(row['ci_low'])}, "
         f"{_signed(row['ci_high'])}], Holm-corrected {p_value})."
     )
-
-
-def _at(curve: Curve, k: int) -> float:
-    return float(curve.value[curve.k == k][0])
 
 
 def _signed(value: float) -> str:

@@ -14,7 +14,11 @@
     made.append(...children);
     return made;
   };
-  const number = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3)).replace("-", "\u2212");
+  const number = (value) => {
+    const size = Math.abs(value);
+    const digits = size >= 100 ? value.toFixed(0) : size >= 0.001 ? value.toPrecision(3) : value.toExponential(1);
+    return (value === 0 ? "0" : digits).replaceAll("-", "\u2212");
+  };
   const nameOf = (index) => `${data.heads[index][0]}-${data.heads[index][1]}`;
   const interval = ([, low, high]) => `[${number(low)}, ${number(high)}]`;
 
@@ -33,7 +37,7 @@
 
   const buildMap = () => {
     const map = byId("map");
-    map.style.setProperty("--cell", `${Math.max(12, Math.min(22, Math.floor(640 / layers)))}px`);
+    map.style.setProperty("--cell", `${Math.max(12, Math.min(26, Math.floor(640 / layers)))}px`);
     const label = (n, every) => (n % every ? "" : String(n));
     const step = layers > 40 ? 10 : 5;
     const heading = element("tr", {}, [element("th", { ariaLabel: "head" })]);
