@@ -71,7 +71,7 @@ config.clear()
 config.update(validated)
 
 STORE = config["store"]
-FIGURES = figures_of(config["scores"], config["tasks"])
+FIGURES = figures_of(config["scores"], config["tasks"], config["selectors"])
 
 
 def one_of(names):

@@ -49,7 +49,10 @@ rule draw_figures:
         runtime=20,
     params:
         spec=canonical_json(
-            {"scores": sorted(config["scores"]), "tasks": sorted(config["tasks"])}
+            {
+                table: sorted(config[table])
+                for table in ("scores", "tasks", "selectors")
+            }
         ),
         code=code_of("report/draw_figures.py"),
     script:

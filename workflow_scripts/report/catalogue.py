@@ -42,16 +42,19 @@ class Figure:
         return CAPTIONS / f"{self.kind}.rst"
 
 
-def figures_of(scores: Iterable[str], tasks: Iterable[str]) -> list[Figure]:
-    """Return the figures that scores and tasks make, in the order of the page.
+def figures_of(
+    scores: Iterable[str], tasks: Iterable[str], selectors: Iterable[str]
+) -> list[Figure]:
+    """Return the figures that a config's rows make, in the order of the page.
 
-    A figure that compares is left out where there is nothing to compare.
+    A figure is left out where there is nothing to compare or nothing was ablated.
     """
     scores, tasks = sorted(scores), sorted(tasks)
     main = main_score(scores)
     others = [score for score in scores if score != main]
-    figures = [Figure("ablation", task, "Ablation", f"Ablation: {task}") for task in tasks]
-    if len(tasks) > 1:
+    ablated = tasks if any(True for _ in selectors) else []
+    figures = [Figure("ablation", task, "Ablation", f"Ablation: {task}") for task in ablated]
+    if len(ablated) > 1:
         figures.append(Figure("tasks", None, "Ablation", "The tasks against each other"))
     figures += [Figure("heatmap", score, "Heads", f"Every head: {score}") for score in scores]
     figures.append(Figure("layers", None, "Heads", "Layers of the best heads"))

@@ -21,11 +21,12 @@ def main(snakemake: Any) -> None:
     heads = pl.concat(read_table(path, kind="heads") for path in snakemake.input.heads)
     score = main_score(heads["score"].unique())
     tasks = ablation["task"].unique().sort().to_list()
-    figures = [Figure("models_ablation", task, "Models", f"Ablation: {task}") for task in tasks]
-    figures.append(Figure("models_layers", None, "Models", f"Layers of the best heads by {score}"))
+    figures = [Figure("models_layers", None, "Models", f"Layers of the best heads by {score}")]
     with style():
-        drawn = [svg(models_ablation(ablation, task)) for task in tasks]
-        drawn.append(svg(models_layers(heads, score)))
+        drawn = [svg(models_layers(heads, score))]
+        if set(ablation["selector"]) != {"none"}:
+            figures += [Figure("models_ablation", t, "Models", f"Ablation: {t}") for t in tasks]
+            drawn += [svg(models_ablation(ablation, task)) for task in tasks]
     page = render(
         "compare.html.j2",
         models=[model_row(model, heads, score) for model in models],

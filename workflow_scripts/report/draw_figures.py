@@ -19,7 +19,7 @@ def main(snakemake: Any) -> None:
     }
     folder = Path(snakemake.output.svg[0]).parent
     with style():
-        for figure in figures_of(spec["scores"], spec["tasks"]):
+        for figure in figures_of(**spec):
             drawn = draw(figure.kind, figure.subject, tables)
             for suffix in ("svg", "png"):
                 with atomic_path(folder / f"{figure.name}.{suffix}") as temporary:

@@ -18,10 +18,10 @@ from workflow_scripts.report.series import TOP, colour_limit
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, *, folder: Path = TEMPLATES, **values: Any) -> str:
     """Fill a template; every value is escaped, so texts of probes stay texts."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -18,13 +18,16 @@ import matplotlib as mpl
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from workflow_scripts.report import series
 from workflow_scripts.report.catalogue import main_score
-from workflow_scripts.report.series import TOP, Curve, Floats
+from workflow_scripts.report.series import TOP, Curve, Floats, Rates
 
 METRICS = {"accuracy": "accuracy (share of probes)", "rouge_l_f1": "ROUGE-L F1"}
 """Metrics of the ablation figures, with their labels."""
@@ -35,7 +38,7 @@ UNITS = {"locos": "logits", "dla": "logits", "alpha_spatial": "attention weight"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
 _DASHES = {"top": "-", None: "-", "bottom": ":", "smallest": "-."}
-_RANDOM = "#777777"
+_RANDOM_LOOKS = (("#777777", "-"), ("#9a7b2f", "--"), ("#333333", ":"))
 
 _STYLE: Any = {
     "axes.axisbelow": True,
@@ -91,86 +94,62 @@ def ablation(table: pl.DataFrame, task: str) -> Figure:
 def draw_curves(axes: Axes, baseline: float, curves: Sequence[Curve]) -> None:
     """Draw curves with their intervals, random heads as a band, the baseline dashed."""
     axes.axhline(baseline, color="black", lw=1, ls="--", gid="baseline", label="nothing ablated")
-    selectors = list(dict.fromkeys(curve.selector for curve in curves if not curve.random))
-    looks = dict(zip(selectors, cycle(zip(_COLOURS, _MARKERS, strict=True)), strict=False))
-    shifts = np.linspace(-0.03, 0.03, max(2, len(curves)))
-    for curve, shift in zip(curves, shifts, strict=False):
-        if curve.random:
-            axes.fill_between(
-                curve.k,
-                curve.low,
-                curve.high,
-                color=_RANDOM,
-                alpha=0.25,
-                lw=0,
-                gid=f"band {curve.label}",
-            )
-            axes.plot(
-                *(curve.k, curve.value),
-                color=_RANDOM,
-                marker="|",
-                gid=f"curve {curve.label}",
-                label=f"{curve.label} (range of seeds)",
-            )
-            continue
-        colour, marker = looks[curve.selector]
-        # A little to the side, so that intervals at the same k do not hide each other.
-        axes.errorbar(
-            curve.k * np.exp(shift),
-            curve.value,
-            yerr=_errors(curve.value, curve.low, curve.high),
-            color=colour,
-            marker=marker,
-            ms=4.5,
-            mfc=colour if curve.end in (None, "top") else "white",
-            ls=_DASHES[curve.end],
-            capsize=2,
-            elinewidth=0.8,
-            label=curve.label,
-        ).lines[0].set_gid(f"curve {curve.label}")
-    ks = sorted({int(k) for curve in curves for k in curve.k})
-    _heads_axis(axes, ks)
-    axes.set_ylim(bottom=-0.03)
+    drawn = [curve for curve in curves if curve.random]
+    for curve, (colour, dash) in zip(drawn, cycle(_RANDOM_LOOKS), strict=False):
+        band: dict[str, Any] = {
+            "color": colour,
+            "alpha": 0.25,
+            "lw": 0,
+            "gid": _gid("band", curve.label),
+        }
+        axes.fill_between(curve.k, curve.low, curve.high, **band)
+        label = f"{curve.label} (range of seeds)"
+        look: dict[str, Any] = {
+            "color": colour,
+            "ls": dash,
+            "marker": "|",
+            "gid": _gid("curve", curve.label),
+            "label": label,
+        }
+        axes.plot(curve.k, curve.value, **look)
+    chosen = [curve for curve in curves if not curve.random]
+    selectors = dict.fromkeys(curve.selector for curve in chosen)
+    looks = dict(zip(selectors, _looks(), strict=False))
+    # A little to the side, so that intervals at the same k do not hide each other.
+    shifts = np.exp(np.linspace(-0.03, 0.03, max(2, len(chosen))))
+    for curve, shift in zip(chosen, shifts, strict=False):
+        look = looks[curve.selector] | {"label": curve.label, "ls": _DASHES[curve.end]}
+        if curve.end not in (None, "top"):
+            look["mfc"] = "white"
+        _plot_intervals(axes, curve.k * shift, curve, curve.label, look)
+    _heads_axis(axes, sorted({int(k) for curve in curves for k in curve.k}))
 
 
 def tasks(table: pl.DataFrame) -> Figure:
-    """Draw what is left of each task's accuracy when the top heads of each selector are ablated."""
+    """Draw every task's accuracy when the top heads of each selector are ablated."""
     names = table["task"].unique().sort().to_list()
     found = {task: series.ablation_curves(table, task, "accuracy") for task in names}
-    wanted = [
-        curve.label
-        for curve in found[names[0]][1]
-        if curve.end in (None, "top") and not curve.random and len(curve.k) > 1
-    ] or [curve.label for curve in found[names[0]][1]][:1]
-    figure = Figure(figsize=(max(4.2, 3.4 * len(wanted)), 3.4))
-    panels = figure.subplots(1, len(wanted), sharey=True, squeeze=False)[0]
-    for axes, label in zip(panels, wanted, strict=True):
-        for task, (colour, marker) in zip(
-            names, cycle(zip(_COLOURS, _MARKERS, strict=True)), strict=False
-        ):
-            baseline, curves = found[task]
+    curves = found[names[0]][1]
+    labels = [c.label for c in curves if c.end in (None, "top") and not c.random]
+    labels = labels or [curves[0].label]
+    figure = Figure(figsize=(max(4.2, 3.4 * len(labels)), 3.4))
+    panels = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
+    for axes, label in zip(panels, labels, strict=True):
+        for (task, (baseline, curves)), look in zip(found.items(), _looks(), strict=False):
             curve = next(curve for curve in curves if curve.label == label)
-            axes.errorbar(
-                curve.k,
-                curve.value,
-                yerr=_errors(curve.value, curve.low, curve.high),
-                color=colour,
-                marker=marker,
-                ms=4.5,
-                capsize=2,
-                elinewidth=0.8,
-                label=task,
-            ).lines[0].set_gid(f"curve {task} {label}")
-            axes.axhline(baseline, color=colour, lw=1, ls="--", gid=f"baseline {task} {label}")
+            _plot_intervals(axes, curve.k, curve, f"{task} {label}", look | {"label": task})
+            dashed: dict[str, Any] = {
+                "color": look["color"],
+                "lw": 1,
+                "ls": "--",
+                "gid": _gid("baseline", task, label),
+            }
+            axes.axhline(baseline, **dashed)
         axes.set_title(label, fontsize=9)
         _heads_axis(axes, [int(k) for k in curve.k])
-        axes.set_ylim(bottom=-0.03)
     panels[0].set_ylabel(METRICS["accuracy"])
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=len(names),
-    )
+    legend = panels[0].get_legend_handles_labels()
+    figure.legend(*legend, loc="outside lower center", ncols=len(names))
     return figure
 
 
@@ -186,7 +165,7 @@ def heatmap(heads: pl.DataFrame, score: str) -> Figure:
                 fill=False,
                 ec="black",
                 lw=1.2,
-                gid=f"best {layer}-{head}",
+                gid=_gid("best", f"{layer}-{head}"),
             )
         )
     return figure
@@ -214,8 +193,7 @@ def _grid(values: Floats, score: str, unit: str, prefix: str = "") -> Figure:
     )
     extend = {(0, 0): "neither", (1, 0): "max", (0, 1): "min", (1, 1): "both"}
     beyond = (int(np.nanmax(values) > limit), int(np.nanmin(values) < -limit))
-    bar = figure.colorbar(mesh, ax=axes, extend=extend[beyond], shrink=0.9, aspect=14, pad=0.02)
-    bar.set_label(prefix + _with_unit(score))
+    bar = _colour_bar(mesh, axes, prefix + _with_unit(score), extend=extend[beyond], pad=0.02)
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("layer")
     axes.set_ylabel(unit)
@@ -226,6 +204,13 @@ def _grid(values: Floats, score: str, unit: str, prefix: str = "") -> Figure:
     return figure
 
 
+def _colour_bar(mesh: QuadMesh, axes: Axes, label: str, **look: Any) -> Colorbar:
+    """Draw the colours of a mesh beside it, as vectors too."""
+    bar = mesh.figure.colorbar(mesh, ax=axes, label=label, shrink=0.9, aspect=14, **look)
+    bar.solids.set(rasterized=False, edgecolor="face")  # type: ignore[union-attr]
+    return bar
+
+
 def layers(heads: pl.DataFrame) -> Figure:
     """Draw how many of the best heads of each score lie in each layer."""
     scores = heads["score"].unique().sort().to_list()
@@ -234,7 +219,7 @@ def layers(heads: pl.DataFrame) -> Figure:
     for axes, score, colour in zip(panels, scores, cycle(_COLOURS), strict=False):
         counts = series.layer_counts(heads, score)
         for layer, bar in enumerate(axes.bar(range(len(counts)), counts, color=colour)):
-            bar.set_gid(f"bar {score} {layer}")
+            bar.set_gid(_gid("bar", score, str(layer)))
         axes.set_ylabel("heads")
         axes.set_title(score, fontsize=9, loc="left")
         axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -258,7 +243,7 @@ def overlap(heads: pl.DataFrame) -> Figure:
             ha="center",
             va="center",
             color="black" if share > 0.6 else "white",
-            gid=f"share {scores[row]} {scores[column]}",
+            gid=_gid("share", scores[row], scores[column]),
         )
     places = np.arange(len(scores)) + 0.5
     axes.set_xticks(places, scores, rotation=30, ha="right")
@@ -266,7 +251,7 @@ def overlap(heads: pl.DataFrame) -> Figure:
     axes.invert_yaxis()
     axes.set_aspect("equal")
     axes.grid(visible=False)
-    figure.colorbar(mesh, ax=axes, label=f"share of the top {TOP} heads", shrink=0.8)
+    _colour_bar(mesh, axes, f"share of the top {TOP} heads")
     return figure
 
 
@@ -291,7 +276,7 @@ def scatter(heads: pl.DataFrame, score: str) -> Figure:
             mfc="none" if marker == "s" else colour,
             mec=colour,
             label=f"top {TOP} of {name}",
-            gid=f"best {name}",
+            gid=_gid("best", name),
         )
     for layer, head in {*series.best_heads(heads, score, 3), *series.best_heads(heads, main, 3)}:
         axes.annotate(
@@ -319,21 +304,24 @@ def distribution(heads: pl.DataFrame, score: str) -> Figure:
     whole.set_xlabel("rank")
     whole.set_ylabel(_with_unit(score))
     names = [f"{layer}-{head}" for layer, head in rows.select("layer", "head").iter_rows()]
-    ends = ((top, slice(TOP), "best heads", "o"), (bottom, slice(-TOP, None), "worst heads", "v"))
-    for axes, part, title, marker in ends:
+    ends = (
+        (top, slice(TOP), "best heads", "o", _COLOURS[0]),
+        (bottom, slice(-TOP, None), "worst heads", "v", _COLOURS[1]),
+    )
+    for axes, part, title, marker, colour in ends:
         shown = value[part]
         places = np.arange(len(shown))
-        container = axes.errorbar(
-            shown,
-            places,
-            xerr=_errors(shown, low[part], high[part]),
-            fmt=marker,
-            ms=4,
-            color=_COLOURS[0 if marker == "o" else 1],
-            elinewidth=1,
-            capsize=2,
-        )
-        container.lines[0].set_gid(title)
+        errors = _errors(shown, low[part], high[part])
+        look: dict[str, Any] = {
+            "fmt": marker,
+            "ms": 4,
+            "color": colour,
+            "elinewidth": 1,
+            "capsize": 2,
+        }
+        line, _, bars = axes.errorbar(shown, places, xerr=errors, **look)
+        line.set_gid(_gid("curve", title))
+        bars[0].set_gid(_gid("interval", title))
         axes.axvline(0, color="#999999", lw=0.8)
         axes.set_yticks(places, names[part], fontsize=7)
         axes.invert_yaxis()
@@ -350,21 +338,11 @@ def pass_rates(table: pl.DataFrame) -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     columns = {"context_length": "length of the prompt (tokens)", "depth_percent": "depth (%)"}
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
-        looks = cycle(zip(_COLOURS, _MARKERS, strict=True))
-        for (role, name), (colour, marker) in zip(sets, looks, strict=False):
+        for (role, name), look in zip(sets, _looks(), strict=False):
             rates = series.rates_by(table, name, role, column)
-            axes.errorbar(
-                rates.at,
-                rates.value,
-                yerr=_errors(rates.value, rates.low, rates.high),
-                color=colour,
-                marker=marker,
-                ms=4.5,
-                ls="--" if role == "detect" else "-",
-                capsize=2,
-                elinewidth=0.8,
-                label=f"{name} ({'detection' if role == 'detect' else 'task'})",
-            ).lines[0].set_gid(f"rate {role} {name}")
+            kind, dash = ("detection", "--") if role == "detect" else ("task", "-")
+            look |= {"ls": dash, "label": f"{name} ({kind})"}
+            _plot_intervals(axes, rates.at, rates, f"{role} {name}", look)
         axes.set_xlabel(label)
         axes.set_ylim(-0.03, 1.03)
         places = table[column].drop_nulls().unique().sort().to_list()
@@ -416,13 +394,35 @@ def models_layers(heads: pl.DataFrame, score: str) -> Figure:
             s=30 * counts[layers],
             color=_COLOURS[0],
             alpha=0.7,
-            gid=f"layers {model}",
+            gid=_gid("layers", model),
         )
     axes.set_yticks(range(len(models)), models)
     axes.set_ylim(len(models) - 0.5, -0.5)
     axes.set_xlim(-0.03, 1.03)
     axes.set_xlabel("depth of the layer (0 first, 1 last)")
     return figure
+
+
+def _gid(*parts: str) -> str:
+    """Return the id of an artist's group in the SVG."""
+    return "-".join(parts).replace(" ", "-")
+
+
+def _looks() -> Iterator[dict[str, Any]]:
+    """Yield colours with markers that are told apart without colour, over and over."""
+    for colour, marker in cycle(zip(_COLOURS, _MARKERS, strict=True)):
+        yield {"color": colour, "marker": marker}
+
+
+def _plot_intervals(
+    axes: Axes, x: NDArray[Any], points: Curve | Rates, name: str, look: dict[str, Any]
+) -> None:
+    """Draw points with vertical intervals, as the groups curve-{name} and interval-{name}."""
+    errors = _errors(points.value, points.low, points.high)
+    look = look | {"ms": 4.5, "capsize": 2, "elinewidth": 0.8}
+    line, _, bars = axes.errorbar(x, points.value, yerr=errors, **look)
+    line.set_gid(_gid("curve", name))
+    bars[0].set_gid(_gid("interval", name))
 
 
 def _errors(value: Floats, low: Floats, high: Floats) -> Floats:
@@ -436,6 +436,7 @@ def _heads_axis(axes: Axes, ks: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(min(ks) / 1.2, max(ks) * 1.2)
     axes.set_xlabel("k, heads ablated")
+    axes.set_ylim(bottom=-0.03)
 
 
 def _linear_part(values: Floats) -> float:

@@ -54,7 +54,7 @@ def main(snakemake: Any) -> None:
         counts=provenance["counts"],
         data=head_data(heads),
         figures=figure_data(
-            figures_of(spec["scores"], spec["tasks"]),
+            figures_of(spec["scores"], spec["tasks"], spec["selectors"]),
             [Path(path).read_bytes() for path in snakemake.input.figures],
         ),
         settings=settings_text(spec),
