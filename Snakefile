@@ -32,7 +32,11 @@ localrules:
 rule all:
     default_target: True
     input:
-        expand("results/{model}/summary.md", model=config["models"]),
+        expand(
+            "results/{model}/{page}",
+            model=config["models"],
+            page=["summary.md", "report.html"],
+        ),
 
 
 include: "rules/data.smk"
@@ -44,3 +48,4 @@ include: "rules/patching.smk"
 include: "rules/scores.smk"
 include: "rules/ablation.smk"
 include: "rules/traces.smk"
+include: "rules/report.smk"

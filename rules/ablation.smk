@@ -77,7 +77,12 @@ rule ablation:
         selection="results/{model}/selection.parquet",
         generations=lambda wildcards: ancient(generations_of(wildcards.model)),
     output:
-        "results/{model}/ablation.parquet",
+        report(
+            "results/{model}/ablation.parquet",
+            caption="../workflow_scripts/report/captions/ablation_table.rst",
+            category="Ablation",
+            labels={"model": "{model}", "figure": "table: ablation"},
+        ),
     log:
         "results/{model}/logs/ablation.log",
     benchmark:
@@ -122,7 +127,12 @@ rule compare:
         selection="results/{model}/selection.parquet",
         generations=lambda wildcards: ancient(generations_of(wildcards.model)),
     output:
-        "results/{model}/significance.parquet",
+        report(
+            "results/{model}/significance.parquet",
+            caption="../workflow_scripts/report/captions/significance_table.rst",
+            category="Ablation",
+            labels={"model": "{model}", "figure": "table: significance"},
+        ),
     log:
         "results/{model}/logs/compare.log",
     benchmark:

@@ -8,12 +8,14 @@ from workflow_scripts.common.config import validate
 from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes.sources import check_row, check_sources
+from workflow_scripts.report.catalogue import figures_of
 from workflow_scripts.scores.settings import check_score
 from workflow_scripts.common.layout import (
     CONVERTED_FILES,
     TOKENIZER_FILES,
     activations_spec,
     calibration_spec,
+    content_digests,
     converted_folder,
     file_path,
     generations_spec,
@@ -26,6 +28,7 @@ from workflow_scripts.common.layout import (
     retrieval_spec,
     probes_spec,
     remote_files,
+    report_spec,
     score_spec,
     selection_spec,
     shard_names,
@@ -70,6 +73,7 @@ config.clear()
 config.update(validated)
 
 STORE = config["store"]
+FIGURES = figures_of(config["scores"], config["tasks"], config["selectors"])
 
 
 def one_of(names):
@@ -197,6 +201,50 @@ def generations_of(model):
 def retrieval_score(model):
     """Return the score whose best heads a trace follows."""
     return f"results/{model}/scores/{config['retrieval']['score']}.parquet"
+
+
+def unablated_of(model):
+    """Return the generations of the unablated runs, by task."""
+    from workflow_scripts.ablation.selection import read_selection
+
+    table = read_selection(checkpoints.select_heads.get(model=model).output[0])
+    keys = dict(
+        table.filter(table["selector"] == "none").select("task", "key").iter_rows()
+    )
+    return [
+        f"{STORE}/{model}/generations/{task}/{keys[task]}.parquet"
+        for task in sorted(keys)
+    ]
+
+
+def detection_shards(model):
+    """Return the shards of every dataset that a score reads."""
+    rows = config["scores"].values()
+    datasets = sorted({row["dataset"] for row in rows if "dataset" in row})
+    return [shard for dataset in datasets for shard in shards_of(model, dataset)]
+
+
+def caption(kind):
+    """Return the caption file of a figure or table, as report() wants it."""
+    return f"../workflow_scripts/report/captions/{kind}.rst"
+
+
+def shown(figure):
+    """Return the SVG of a figure, which stands in Snakemake's report."""
+    return report(
+        f"results/{{model}}/figures/{figure.name}.svg",
+        caption=caption(figure.kind),
+        category=figure.category,
+        labels={"model": "{model}", "figure": figure.title},
+    )
+
+
+def templates_digest():
+    """Return the digests of the pages' templates and captions, which are no Python code."""
+    folder = ROOT / "workflow_scripts/report"
+    return canonical_json(
+        content_digests([*folder.glob("templates/*"), *folder.glob("captions/*")])
+    )
 
 
 def uses_gpu(model):

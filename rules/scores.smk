@@ -30,7 +30,12 @@ rule collect_heads:
             "results/{{model}}/scores/{score}.parquet", score=config["scores"]
         ),
     output:
-        "results/{model}/heads.parquet",
+        report(
+            "results/{model}/heads.parquet",
+            caption="../workflow_scripts/report/captions/heads_table.rst",
+            category="Heads",
+            labels={"model": "{model}", "figure": "table: heads"},
+        ),
     log:
         "results/{model}/logs/collect_heads.log",
     benchmark:

@@ -360,3 +360,9 @@ def trace_spec(config: Config, model: str, trace: str) -> dict[str, Any]:
         "score": score_spec(config, model, config["retrieval"]["score"]),
         "k": config["retrieval"]["k"],
     }
+
+
+def report_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return the settings that a model's report page shows: its config, but for the other models."""
+    settings = {key: value for key, value in config.items() if key != "store"}
+    return settings | {"models": {model: config["models"][model]}}

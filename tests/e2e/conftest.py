@@ -1,0 +1,54 @@
+"""A finished run, its pages, and a headless Chromium to open them in."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import compare_page, report_page
+from selenium import webdriver
+
+from tests.workflow.snakemake_project import Project, copied_project
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A run of the planted model up to its pages; its spaces are in every path."""
+    project = copied_project(tmp_path_factory.mktemp("pages") / "a project")
+    project.make("results/tiny/report.html")
+    project.make("results/compare.html")
+    return project
+
+
+@pytest.fixture(scope="session")
+def page(project: Project) -> Path:
+    return project.folder / "results/tiny/report.html"
+
+
+@pytest.fixture(scope="session")
+def hostile_page(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report page of a run whose questions and answers are HTML."""
+    return report_page(project.folder, tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.fixture(scope="session")
+def comparison(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page that shows the planted model beside a second one of other values."""
+    return compare_page(project.folder, tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[webdriver.Chrome]:
+    install = Path(__file__).with_name("install_chromium.sh")
+    done = subprocess.run([str(install)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    options = webdriver.ChromeOptions()
+    # Without a sandbox it also runs as root in a container; the pages are the project's own.
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("chromedriver"))
+    yield driver
+    driver.quit()

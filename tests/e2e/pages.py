@@ -1,0 +1,90 @@
+"""Pages made again from a finished run whose tables were changed, by the scripts themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+
+from workflow_scripts.common.artifacts import read_provenance, write_table
+from workflow_scripts.report import compare_models, write_page
+
+HOSTILE = "<img src=x onerror=\"document.title='broken in'\"></script><!--"
+
+
+class Inputs(SimpleNamespace):
+    """The inputs of a rule, by attribute and by name."""
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def changed(source: Path, target: Path, *columns: pl.Expr) -> Path:
+    """Write a table again with other columns, under its own provenance."""
+    provenance = read_provenance(source)
+    provenance.pop("versions")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_table(pl.read_parquet(source).with_columns(*columns), target, **provenance)
+    return target
+
+
+def report_page(project: Path, folder: Path) -> Path:
+    """Write the report page with `HOSTILE` as every question and answer."""
+    results, store = project / "results/tiny", project / "results/store/tiny"
+    settings = json.loads(_spec(project))
+    text = pl.lit(HOSTILE)
+    generations = [
+        changed(path, folder / path.relative_to(store), text.alias("text"))
+        for path in sorted(store.glob("generations/*/*.parquet"))
+    ]
+    probes = []
+    for task in sorted(settings["tasks"]):
+        (path,) = store.glob(f"probes/{settings['tasks'][task]['dataset']}/*.parquet")
+        probes.append(
+            changed(path, folder / f"{task}.parquet", text.alias("question"), text.alias("answer"))
+        )
+    drawn = write_page.figures_of(settings["scores"], settings["tasks"], settings["selectors"])
+    tables = ("ablation", "significance", "heads", "pass_rates", "selection")
+    write_page.main(
+        SimpleNamespace(
+            input=Inputs(
+                **{kind: results / f"{kind}.parquet" for kind in tables},
+                figures=[results / f"figures/{figure.name}.svg" for figure in drawn],
+                generations=generations,
+                probes=probes,
+                citation=project / "CITATION.cff",
+            ),
+            params=SimpleNamespace(spec=json.dumps(settings)),
+            wildcards=SimpleNamespace(model="tiny"),
+            output=[folder / "report.html"],
+        )
+    )
+    return folder / "report.html"
+
+
+def _spec(project: Path) -> str:
+    import yaml
+
+    config = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
+    config["models"]["tiny"]["source"]["folder"] = str(project / "data/models/tiny")
+    return json.dumps(config)
+
+
+def compare_page(project: Path, folder: Path) -> Path:
+    """Write the page of the planted model beside itself under another name, half as good."""
+    inputs: dict[str, list[Path]] = {"ablation": [], "heads": []}
+    for kind, paths in inputs.items():
+        source = project / f"results/tiny/{kind}.parquet"
+        columns = [pl.lit("half").alias("model"), pl.col("value") / 2]
+        paths += [source, changed(source, folder / f"{kind}.parquet", *columns)]
+    compare_models.main(
+        SimpleNamespace(
+            input=SimpleNamespace(**inputs),
+            params=SimpleNamespace(spec=json.dumps(["tiny", "half"])),
+            output=[folder / "compare.html"],
+        )
+    )
+    return folder / "compare.html"

@@ -1,0 +1,1 @@
+"""Figures and pages of the results; nothing here needs the model."""

@@ -1,0 +1,208 @@
+"""From tables to the arrays that the figures show: pure functions, no drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from workflow_scripts.scores.intervals import LEVEL
+
+Floats = NDArray[np.float64]
+
+TOP = 10
+"""Best heads of a score that are marked and counted."""
+
+SCALE_QUANTILE = 0.99
+"""The colours of a head map end at this quantile of |value|: a few heads write most of the answer,
+and up to the largest of them all others would look white."""
+
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric against the number of ablated heads, for one selector and end.
+
+    Attributes
+    ----------
+    label
+        "selector end", or the selector alone.
+    selector, end
+        What it is.
+    k
+        Numbers of heads, ascending, shape (n,).
+    value
+        The metric; for random heads the mean over seeds.
+    low, high
+        95 % interval over probes; for random heads the least and the most of the seeds.
+    random
+        Whether the heads were drawn.
+    """
+
+    label: str
+    selector: str
+    end: str | None
+    k: NDArray[np.int64]
+    value: Floats
+    low: Floats
+    high: Floats
+    random: bool
+
+
+def ablation_curves(table: pl.DataFrame, task: str, metric: str) -> tuple[float, list[Curve]]:
+    """Return the unablated value of a metric and a curve for every selector and end.
+
+    Parameters
+    ----------
+    table
+        The ablation table.
+
+    Returns
+    -------
+    baseline, curves
+        The curves in the order of the table, random heads last.
+    """
+    rows = table.filter(pl.col("task") == task, pl.col("metric") == metric)
+    baseline = float(rows["baseline"][0])
+    curves = []
+    ablated = rows.filter(pl.col("selector") != "none")
+    for (selector, end), group in ablated.group_by("selector", "end", maintain_order=True):
+        drawn = group["seed"].is_not_null().any()
+        low, high = (
+            (pl.col("value").min(), pl.col("value").max())
+            if drawn
+            else (
+                pl.col("ci_low").first(),
+                pl.col("ci_high").first(),
+            )
+        )
+        by_k = (
+            group.group_by("k")
+            .agg(pl.col("value").mean(), low.alias("low"), high.alias("high"))
+            .sort("k")
+        )
+        curves.append(
+            Curve(
+                label=f"{selector} {end}" if end is not None else str(selector),
+                selector=str(selector),
+                end=None if end is None else str(end),
+                k=by_k["k"].to_numpy().astype(np.int64),
+                value=by_k["value"].to_numpy(),
+                low=by_k["low"].to_numpy(),
+                high=by_k["high"].to_numpy(),
+                random=drawn,
+            )
+        )
+    return baseline, sorted(curves, key=lambda curve: curve.random)
+
+
+def head_grid(heads: pl.DataFrame, score: str, column: str = "value") -> Floats:
+    """Return a column of a score as an array of shape (layer, head)."""
+    rows = heads.filter(pl.col("score") == score)
+    layer, head = rows["layer"].to_numpy(), rows["head"].to_numpy()
+    grid = np.full((layer.max() + 1, head.max() + 1), np.nan)
+    grid[layer, head] = rows[column].to_numpy()
+    return grid
+
+
+def group_grid(heads: pl.DataFrame, score: str) -> Floats:
+    """Return the sum of a score over the query heads of each KV group, shape (layer, KV group)."""
+    groups = (
+        heads.filter(pl.col("score") == score)
+        .group_by("layer", "kv_group")
+        .agg(pl.col("value").sum())
+        .select(pl.lit(score).alias("score"), "layer", pl.col("kv_group").alias("head"), "value")
+    )
+    return head_grid(groups, score)
+
+
+def colour_limit(values: Floats) -> float:
+    """Return where the colour scale of a head map ends, above and below zero."""
+    found = np.abs(values[np.isfinite(values)])
+    limit = float(np.quantile(found, SCALE_QUANTILE))
+    return limit or float(found.max()) or 1.0
+
+
+def best_heads(heads: pl.DataFrame, score: str, k: int = TOP) -> list[tuple[int, int]]:
+    """Return the (layer, head) of the k best heads of a score, best first."""
+    rows = heads.filter(pl.col("score") == score).sort("rank").head(k)
+    return list(rows.select("layer", "head").iter_rows())
+
+
+def overlap(heads: pl.DataFrame, scores: Sequence[str], k: int = TOP) -> Floats:
+    """Return the share of their k best heads that two scores have in common.
+
+    Returns
+    -------
+    array
+        Shape (score, score), symmetric; the diagonal is 1.
+    """
+    best = [set(best_heads(heads, score, k)) for score in scores]
+    return np.array([[len(a & b) / len(a) for b in best] for a in best])
+
+
+def layer_counts(heads: pl.DataFrame, score: str, k: int = TOP) -> NDArray[np.int64]:
+    """Return how many of the k best heads of a score lie in each layer, shape (layer,)."""
+    layers = [layer for layer, _ in best_heads(heads, score, k)]
+    return np.bincount(layers, minlength=int(heads["layer"].max()) + 1)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A share of passed probes against length or depth.
+
+    Attributes
+    ----------
+    at
+        Lengths in tokens, or depths in percent, ascending, shape (n,).
+    value, low, high
+        The share and its 95 % Wilson interval.
+    n_probes
+        Probes at each.
+    """
+
+    at: Floats
+    value: Floats
+    low: Floats
+    high: Floats
+    n_probes: NDArray[np.int64]
+
+
+def rates_by(table: pl.DataFrame, name: str, role: str, column: str) -> Rates:
+    """Return the pass rate of a set of probes by `context_length` or `depth_percent`.
+
+    Parameters
+    ----------
+    table
+        The table of pass rates.
+    name, role
+        The set; a detection set and a task may have the same name.
+
+    Returns
+    -------
+    Rates
+        Without points where the probes have no length or depth.
+    """
+    rows = (
+        table.filter(pl.col("set") == name, pl.col("role") == role, pl.col(column).is_not_null())
+        .group_by(column)
+        .agg(pl.col("n_probes", "n_passed").sum())
+        .sort(column)
+    )
+    n = rows["n_probes"].to_numpy().astype(np.int64)
+    passed = rows["n_passed"].to_numpy().astype(np.int64)
+    low, high = wilson_interval(passed, n)
+    return Rates(rows[column].to_numpy().astype(np.float64), passed / n, low, high, n)
+
+
+def wilson_interval(passed: NDArray[np.int64], n: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return the 95 % Wilson score interval of shares `passed / n` (Wilson 1927)."""
+    share = passed / n
+    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z / (1 + _Z**2 / n) * np.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
+    return np.clip(centre - half, 0, 1), np.clip(centre + half, 0, 1)
