@@ -54,3 +54,28 @@ rule take_apart:
         code=code_of("traces/take_apart.py"),
     script:
         "../workflow_scripts/traces/take_apart.py"
+
+
+rule write_trace:
+    input:
+        heads="results/{model}/traces/{trace}.heads.parquet",
+        tokens="results/{model}/traces/{trace}.tokens.parquet",
+        probes="results/{model}/retrieval/probes.parquet",
+        auc="results/{model}/retrieval/auc.parquet",
+    output:
+        "results/{model}/traces/{trace}.html",
+    log:
+        "results/{model}/logs/write_trace/{trace}.log",
+    benchmark:
+        "results/{model}/benchmarks/write_trace/{trace}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        templates=templates_digest(),
+        code=code_of("report/write_trace.py"),
+    script:
+        "../workflow_scripts/report/write_trace.py"

@@ -33,6 +33,16 @@ PROBES_SCHEMA: dict[str, Any] = {
     "kind": pl.String,
     "share": pl.Float64,
 }
+AUC_SCHEMA: dict[str, Any] = {
+    "negative": pl.String,
+    "n_passing": pl.Int64,
+    "n_negative": pl.Int64,
+    "auc": pl.Float64,
+    "ci_low": pl.Float64,
+    "ci_high": pl.Float64,
+    "threshold": pl.Float64,
+    "reason": pl.String,
+}
 
 
 def document_shares(shard: Shard, heads: Sequence[Head]) -> dict[int, float]:
@@ -136,9 +146,7 @@ def auc_table(probes: pl.DataFrame, seed: int) -> pl.DataFrame:
     shares["failing or removed"] = np.concatenate([shares["failing"], shares["removed"]])
     passing = shares.pop("passing")
     rows = [_auc_row(name, passing, negative, seed) for name, negative in shares.items()]
-    return pl.DataFrame(rows, infer_schema_length=None).cast(
-        dict.fromkeys(("auc", "ci_low", "ci_high", "threshold"), pl.Float64) | {"reason": pl.String}
-    )
+    return pl.DataFrame(rows, schema=AUC_SCHEMA)
 
 
 def _auc_row(name: str, passing: Floats, negative: Floats, seed: int) -> Mapping[str, Any]:

@@ -9,7 +9,15 @@ from workflow_scripts.common.models import load_tokenizer, source_of_rule
 from workflow_scripts.common.script import run_script
 from workflow_scripts.common.shards import open_shard
 from workflow_scripts.traces.retrieval import document_shares
-from workflow_scripts.traces.trace import head_table, probe_index, token_table, top_heads, writers
+from workflow_scripts.traces.trace import (
+    answer_of,
+    head_table,
+    probe_index,
+    question_of,
+    token_table,
+    top_heads,
+    writers,
+)
 
 
 def main(snakemake: Any) -> None:
@@ -28,6 +36,8 @@ def main(snakemake: Any) -> None:
             tokens = token_table(shard, index, [*best, *writers(heads, spec["k"])], tokenizer)
             about = {
                 "probe": shard.probes[index],
+                "question": question_of(shard.probes[index], tokenizer),
+                "answer": answer_of(shard.probes[index], tokenizer),
                 "share": document_shares(shard, best).get(index),
                 "top_heads": best,
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,18 @@ def token_table(
             for head in chosen
         ]
     return pl.concat(parts).sort("step", "layer", "head", "position")
+
+
+def question_of(probe: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the question that a probe asks."""
+    start, stop = probe["question_start"], probe["question_end"]
+    return "".join(token_pieces(tokenizer, probe["input_ids"])[start:stop]).strip()
+
+
+def answer_of(probe: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the text of each token of the answer."""
+    pieces = token_pieces(tokenizer, [*probe["input_ids"], *probe["generated_ids"]])
+    return [pieces[len(probe["input_ids"]) + step] for step in probe["answer_steps"]]
 
 
 def _by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
