@@ -20,6 +20,7 @@ wildcard_constraints:
     score=one_of(config["scores"]),
     patching=one_of(config["patching"]),
     task=one_of(config["tasks"]),
+    trace=one_of(config["traces"]),
     key="[0-9a-f]{16}",
     shard="[0-9]{3}-of-[0-9]{3}",
 
@@ -48,4 +49,5 @@ include: "rules/scores.smk"
 include: "rules/ablation.smk"
 include: "rules/sharing.smk"
 include: "rules/report.smk"
+include: "rules/traces.smk"
 include: "rules/estimate.smk"

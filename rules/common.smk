@@ -37,11 +37,13 @@ from workflow_scripts.common.layout import (
     probes_spec,
     remote_files,
     report_spec,
+    retrieval_spec,
     score_spec,
     scored_files,
     selection_spec,
     shard_files,
     store_of,
+    trace_spec,
 )
 
 ROOT = Path(workflow.basedir)
@@ -292,6 +294,11 @@ def templates_digest():
     return canonical_json(
         content_digests([*folder.glob("templates/*"), *folder.glob("captions/*")])
     )
+
+
+def retrieval_score(model):
+    """Return the score whose best heads a trace follows."""
+    return f"results/{model}/scores/{config['retrieval']['score']}.parquet"
 
 
 def uses_gpu(model):

@@ -152,8 +152,12 @@ def _answer(lm: LanguageModel, row: Probe, generation: Generation) -> Answer:
     if _forced(row):
         steps = list(range(len(generation.ids)))
     else:
-        said = find_answer_steps(lm.tokenizer, generation.answer_ids, row["answer"])
-        steps = [generation.thinking + step for step in said]
+        said = generation.answer_ids
+        found = find_answer_steps(lm.tokenizer, said, row["answer"]) if row["answer"] else []
+        if row["question_type"] == "document" and not found:
+            # Of a user's document it is the answer given that is traced, whatever was expected.
+            found = list(range(len(said)))
+        steps = [generation.thinking + step for step in found]
     return Answer(
         row["input_ids"], generation.ids, steps, regions_of(row), needle, generation.thinking
     )
@@ -165,13 +169,15 @@ def _judge(
     """Give a probe its status: the gate of the method, and what kept it from passing."""
     text = lm.decode(generation.ids, skip_special_tokens=True)
     said = lm.decode(generation.answer_ids, skip_special_tokens=True)
-    recall = rouge1_recall(row["answer"], said)
+    recall = rouge1_recall(row["answer"], said) if row["answer"] else 0.0
     if _forced(row):
         status = "forced"
     elif not capture.reproduced:
         status = "mismatch"
     elif not generation.closed:
         status = "unclosed_thinking"
+    elif not row["answer"]:
+        status = "answered" if generation.stopped else "truncated"
     elif recall > PASS_RECALL:
         status = "passed" if answer.answer_steps else "no_answer_step"
     else:

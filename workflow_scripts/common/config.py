@@ -71,6 +71,7 @@ def validate(
     _fill_defaults(completed, schema, schema["$defs"])
     _check_references(completed)
     _check_splits(completed)
+    _check_retrieval(completed)
     _check_directions(completed)
     for name, row in completed["models"].items():
         _check_model(name, row)
@@ -254,6 +255,7 @@ def _check_references(config: Config) -> None:
             ("scores", "dataset", "probes"),
             ("scores", "patching", "patching"),
             ("tasks", "dataset", "probes"),
+            ("traces", "dataset", "probes"),
         )
         for name, row in config[table].items()
         if key in row
@@ -268,6 +270,11 @@ def _check_references(config: Config) -> None:
     ]
     for name, row in config["selectors"].items():
         references += [(f"selectors.{name}.{key}", score, "scores") for key, score in _scores(row)]
+    references += [
+        (f"retrieval.{key}", config["retrieval"][key], target)
+        for key, target in (("score", "scores"), ("present", "probes"), ("removed", "probes"))
+        if "retrieval" in config
+    ]
     for key, name, target in references:
         if name not in config[target]:
             kind = {"probes": "dataset", "scores": "score"}.get(target, target)
@@ -341,6 +348,25 @@ def _check_splits(config: Config) -> None:
                     f"'{row['dataset']}' (split {other['split']}) of task {task}; give them split "
                     "detect and split evaluate"
                 )
+
+
+def _check_retrieval(config: Config) -> None:
+    """Check that a trace has something to be read against, held out from the heads' detection."""
+    if "retrieval" not in config:
+        if config["traces"]:
+            raise UserError(
+                "config: traces: need the key retrieval, which says what an answer is compared with; "
+                "add it (score, k, present, removed)"
+            )
+        return
+    row, datasets = config["retrieval"], config["probes"]
+    for role, needle in (("present", "present"), ("removed", "removed")):
+        dataset = datasets[row[role]]
+        if dataset["needle"] != needle or dataset["split"] != "evaluate":
+            raise UserError(
+                f"config: retrieval.{role}: '{row[role]}' has needle {dataset['needle']} and split "
+                f"{dataset['split']}; name a dataset with needle: {needle} and split: evaluate"
+            )
 
 
 def _check_directions(config: Config) -> None:

@@ -430,3 +430,30 @@ def report_spec(config: Config, model: str) -> dict[str, Any]:
     """Return the settings that a model's report page shows: its config, but for the other models."""
     settings = {key: value for key, value in config.items() if key not in _PLACES}
     return settings | {"models": {model: config["models"][model]}}
+
+
+def retrieval_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines the retrieval signal of a model's reference probes."""
+    row = config["retrieval"]
+    spec = {
+        "score": score_spec(config, model, row["score"]),
+        "k": row["k"],
+        "seed": config["seed"],
+    }
+    for role in ("present", "removed"):
+        activations = activations_spec(config, model, row[role])
+        spec[role] = {"dataset": row[role], "key": key_of(activations), "spec": activations}
+    return spec
+
+
+def trace_spec(config: Config, model: str, trace: str) -> dict[str, Any]:
+    """Return what determines a trace."""
+    row = config["traces"][trace]
+    activations = activations_spec(config, model, row["dataset"])
+    return {
+        "probe": row["probe"],
+        "dataset": row["dataset"],
+        "activations": {"key": key_of(activations), "spec": activations},
+        "score": score_spec(config, model, config["retrieval"]["score"]),
+        "k": config["retrieval"]["k"],
+    }

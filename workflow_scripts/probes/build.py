@@ -17,6 +17,7 @@ from workflow_scripts.probes.compose import (
     TokenHaystack,
     answer_ids,
     compose,
+    compose_document,
     compose_question,
     longest_needle,
     make_frame,
@@ -70,6 +71,7 @@ SCHEMA: dict[str, Any] = {
 
 Spans are half-open token spans, null for what is not in a prompt; of a removed needle they are those of
 the filler in its place. `forced_ids` are the gold answer's tokens, null where the model answers itself.
+`answer` is null where a document's answer is not known.
 """
 
 
@@ -191,6 +193,8 @@ class _Composer:
 
     def _prompt(self, cell: Cell, answer: str, reserved: int) -> Prompt:
         encoder, needle, frame = self._encoder, cell.needle, self._frame(cell.needle)
+        if needle.document is not None:
+            return compose_document(encoder, frame, needle.document, cell.question.text)
         if cell.haystack_id is None or cell.context_length is None or cell.depth_percent is None:
             return compose_question(encoder, frame, cell.question.text)
         haystack = self._haystack(cell.haystack_id, frame.haystack_space)
@@ -245,7 +249,7 @@ def _record(cell: Cell, answer: str, prompt: Prompt) -> dict[str, Any]:
         "haystack_id": cell.haystack_id,
         "question": cell.question.text,
         "question_type": cell.question.kind,
-        "answer": answer,
+        "answer": answer or None,
         "aliases": list(needle.aliases),
         "other_answers": [name for name in needle.answers if name != answer],
         "context_length": len(prompt.input_ids),

@@ -181,6 +181,19 @@ def compose_question(encoder: Encoder, frame: Frame, question: str) -> Prompt:
     return Prompt(np.asarray(ids, np.int32), (start, start + len(asked)))
 
 
+def compose_document(encoder: Encoder, frame: Frame, document: str, question: str) -> Prompt:
+    """Compose a prompt whose haystack is a whole document, as it is."""
+    text = encoder.encode(" " * frame.haystack_space + document)
+    asked = question_ids(encoder, frame, question)
+    start = len(frame.head_ids)
+    end = start + len(text)
+    asked_at = end + len(frame.middle_ids)
+    ids = frame.head_ids + text + frame.middle_ids + asked + frame.tail_ids
+    return Prompt(
+        np.asarray(ids, np.int32), (asked_at, asked_at + len(asked)), haystack=(start, end)
+    )
+
+
 def compose(
     encoder: Encoder,
     frame: Frame,

@@ -2,7 +2,8 @@
 
 Formats (method, section 5): `nolima`, a JSON list of entries with a needle, questions, characters
 and tests; `niah`, JSON lines {needle, question, real_needle}; `qa`, JSON lines {id, question,
-answer, aliases} for questions that need no needle.
+answer, aliases} for questions that need no needle; `document`, JSON lines {id, document, question,
+answer} for questions about a text of the user's, whose answer may be left out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ NIAH_TEMPLATE = (
     "Question: {question}\nAnswer in the words of the text."
 )
 QA_TEMPLATE = "{question}"
+DOCUMENT_TEMPLATE = (
+    "Read the document below, then answer the question about it in a few words.\n\n{haystack}\n\n"
+    "Question: {question}"
+)
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
@@ -37,7 +42,7 @@ class Question:
     Attributes
     ----------
     kind
-        Question type, such as "onehop", "twohop" or "literal"; "niah" and "qa" in those formats.
+        Question type, such as "onehop", "twohop" or "literal"; elsewhere the format's name.
     text
         What the model is asked.
     """
@@ -59,11 +64,14 @@ class Needle:
     questions
         The questions to ask about it, one of each kind.
     answers
-        The possible answers, a prompt has one: the character set in NoLiMa, else one answer.
+        The possible answers, a prompt has one: the character set in NoLiMa, else one answer; ""
+        where the answer to a document is not known.
     real_needle
         NIAH's part of the sentence that answers the question, None elsewhere.
     aliases
         Other texts that count as the answer.
+    document
+        The text that the question is about, in format document.
     template
         The prompt around it, with `{question}` and, if there is a needle, `{haystack}` before.
     """
@@ -75,6 +83,7 @@ class Needle:
     template: str
     real_needle: str | None = None
     aliases: tuple[str, ...] = ()
+    document: str | None = None
 
     @property
     def has_characters(self) -> bool:
@@ -99,7 +108,7 @@ def read_needles(
     path
         The file.
     data_format
-        "nolima", "niah" or "qa".
+        "nolima", "niah", "qa" or "document".
     questions
         Question kinds to ask (NoLiMa only, where it must not be empty).
     template
@@ -241,10 +250,30 @@ def _read_qa(path: Path, kinds: Sequence[str], template: str | None) -> list[Nee
     return needles
 
 
+def _read_documents(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
+    needles = []
+    seen: set[str] = set()
+    for _, where, entry in _json_lines(path):
+        item = _string(entry, "id", where)
+        _refuse_duplicate(item, seen, where)
+        needles.append(
+            Needle(
+                needle_id=item,
+                text=None,
+                questions=(Question("document", _string(entry, "question", where)),),
+                answers=(_string(entry, "answer", where) if "answer" in entry else "",),
+                document=_string(entry, "document", where),
+                template=DOCUMENT_TEMPLATE if template is None else template,
+            )
+        )
+    return needles
+
+
 _READERS: dict[str, Callable[[Path, Sequence[str], str | None], list[Needle]]] = {
     "nolima": _read_nolima,
     "niah": _read_niah,
     "qa": _read_qa,
+    "document": _read_documents,
 }
 
 

@@ -25,7 +25,7 @@ OFF = {
 GATES = {
     "passed": ("passed", "forced"),
     "rouge": ("passed", "forced", "no_answer_step"),
-    "none": ("passed", "forced", "no_answer_step", "wrong", "truncated"),
+    "none": ("passed", "forced", "no_answer_step", "wrong", "truncated", "answered"),
 }
 """`gate:` -> the statuses that are scored. A mismatch never is: its rows are not of its answer. A
 forced answer always is: there is nothing to judge."""
