@@ -238,7 +238,7 @@ def _fill_defaults(value: Any, schema: Mapping[str, Any], definitions: Mapping[s
         if name not in value and "default" in rule:
             value[name] = copy.deepcopy(rule["default"])
     for form in schema.get("oneOf", ()):
-        if set(form["required"]) <= value.keys():
+        if "required" in form and set(form["required"]) <= value.keys():
             _fill_defaults(value, form, definitions)
     for name, item in value.items():
         rule = properties.get(name, schema.get("additionalProperties"))
