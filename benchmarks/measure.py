@@ -1,8 +1,9 @@
 """Measure what the workflow claims of its speed and memory, as ratios in one run.
 
-    python -m benchmarks.measure MODEL_FOLDER REPORT
+    python -m benchmarks.measure MODEL_FOLDER REPORT [--turns 3]
 
-Run from the project's folder, with its environment, on an otherwise idle machine.
+Run from the project's folder, with its environment, on an otherwise idle machine; `make benchmark` does.
+Every comparison also asserts that both ways give the same numbers.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
+import yaml
+from numcodecs import Blosc
 
+from benchmarks import plain
 from benchmarks.timing import Ratio, in_turns
 from workflow_scripts.ablation.calibration import calibrate, choose_prompts, read_means
 from workflow_scripts.ablation.generation import generate
@@ -37,15 +42,17 @@ from workflow_scripts.activations.capture_probes import (
     token_texts,
 )
 from workflow_scripts.common.artifacts import library_versions
-from workflow_scripts.common.attention import tapped
 from workflow_scripts.common.decoding import Conditions, PrefixRunner
 from workflow_scripts.common.layout import haystack_paths
 from workflow_scripts.common.models import LanguageModel, Source, load_model, load_tokenizer
-from workflow_scripts.common.shards import open_shard, write_shard
-from workflow_scripts.patching.corruption import corrupt
-from workflow_scripts.patching.patch_heads import Pair, patch_heads
+from workflow_scripts.common.shards import KEEP_BITS, open_shard, write_shard
+from workflow_scripts.estimate.costs import cache_bytes, capture_flops
+from workflow_scripts.estimate.shapes import shape_of
+from workflow_scripts.patching.patch import choose_pairs
+from workflow_scripts.patching.patch_heads import patch_heads
 from workflow_scripts.probes.build import build_probes
 from workflow_scripts.scores.detectors import DETECTORS
+from workflow_scripts.scores.pooling import pool_heads
 from workflow_scripts.scores.score import score_shards
 from workflow_scripts.scores.settings import parse_score
 
@@ -55,7 +62,6 @@ FORMULAS = {
     "alpha_spatial": "needle_alpha - off_alpha * needle_len / off_len",
     "dla": "needle_phi + off_phi",
 }
-TURNS = 3
 NEW_TOKENS = 12
 
 
@@ -86,41 +92,27 @@ def capture(lm: LanguageModel, probes: pl.DataFrame, *, batch_tokens: int = 8192
     )
 
 
-def plain_generate(lm: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
-    """Generate with the library's own loop, exactly `tokens` tokens."""
-    ids = torch.tensor([prompt])
-    out = lm.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
-
-
-def capture_against_generation(lm: LanguageModel, folder: str, length: int) -> Ratio:
+def capture_against_generation(
+    lm: LanguageModel, folder: str, length: int, turns: int, target: str
+) -> Ratio:
     """Capture, one probe at a time, against generating the same tokens."""
-    probes = make_probes(folder, length, 4)
-    tokens = [max(1, len(r.generation.ids) + 1) for r in capture(lm, probes, batch_tokens=1)]
+    probes = make_probes(folder, length, 3)
     prompts = probes["input_ids"].to_list()
-
-    def plain() -> None:
-        for prompt, count in zip(prompts, tokens, strict=True):
-            plain_generate(lm, prompt, min(count, NEW_TOKENS))
-
+    captured = [result.generation.ids for result in capture(lm, probes, batch_tokens=1)]
+    assert captured == [plain.generate(lm, prompt, NEW_TOKENS) for prompt in prompts]
     return in_turns(
         f"capture / plain generation, {length} tokens, one probe at a time",
         lambda: capture(lm, probes, batch_tokens=1),
-        plain,
-        turns=TURNS,
-        target="1.10" if length >= 1000 else "1.20",
+        lambda: [plain.generate(lm, prompt, NEW_TOKENS) for prompt in prompts],
+        turns=turns,
+        target=target,
     )
 
 
 @contextlib.contextmanager
-def stored(lm: LanguageModel, probes: pl.DataFrame, results: list[Any]) -> Iterator[Path]:
+def stored(
+    lm: LanguageModel, probes: pl.DataFrame, results: list[Any], keep_bits: int = KEEP_BITS
+) -> Iterator[Path]:
     """Write a shard into a temporary folder."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "0.zarr.zip"
@@ -133,111 +125,128 @@ def stored(lm: LanguageModel, probes: pl.DataFrame, results: list[Any]) -> Itera
             "n_kv_heads": lm.layers[0].n_kv_heads,
         }
         manifest = Path(name) / "0.json"
-        write_shard(path, manifest, arrays, about, {}, device="cpu", wall_seconds=0)
+        write_shard(path, manifest, arrays, about, {}, keep_bits=keep_bits)
         yield path
 
 
-def all_scores(path: Path) -> None:
-    """Compute every score that needs no model."""
-    rows: dict[str, dict[str, Any]] = {name: {"formula": f} for name, f in FORMULAS.items()}
-    rows |= {name: {"detector": name} for name in DETECTORS}
-    for name, row in rows.items():
-        score_shards([path], parse_score(name, {"dataset": "benchmark", **row}))
+def all_scores(path: Path, names: Sequence[str] = (*FORMULAS, *DETECTORS)) -> dict[str, Any]:
+    """Compute scores that need no model, by default every one; (layers, heads) by name."""
+    found = {}
+    for name in names:
+        row = {"formula": FORMULAS[name]} if name in FORMULAS else {"detector": name}
+        settings = parse_score(name, {"dataset": "benchmark", **row})
+        found[name] = pool_heads(score_shards([path], settings).probes, settings.pool)
+    return found
 
 
-def scores_against_capture(lm: LanguageModel, folder: str) -> list[str]:
-    """All scores from the cache against the capture, and the size and speed of the store."""
-    probes = make_probes(folder, 256, 40)
-    results = capture(lm, probes)
-    lines = []
-    with stored(lm, probes, results) as path:
-        ratio = in_turns(
-            "all scores that need no model / capture (40 probes, 256 tokens)",
-            lambda: all_scores(path),
+def scores_against_capture(
+    lm: LanguageModel, probes: pl.DataFrame, path: Path, turns: int
+) -> list[Ratio]:
+    """Time the scores that need no model, all and one, against the capture."""
+    return [
+        in_turns(
+            f"{name} / capture ({probes.height} probes, 256 tokens)",
+            score,
             lambda: capture(lm, probes),
-            turns=TURNS,
-            target="0.05",
+            turns=turns,
+            target=target,
         )
-        lines.append(ratio.row())
-        one = in_turns(
-            "one edited formula / capture",
-            lambda: score_shards(
-                [path], parse_score("locos", {"dataset": "b", "formula": FORMULAS["locos"]})
-            ),
-            lambda: capture(lm, probes),
-            turns=1,
-            target="none",
+        for name, score, target in (
+            ("all scores that need no model", lambda: all_scores(path), "0.05"),
+            ("one edited formula", lambda: all_scores(path, ["locos"]), "none"),
         )
-        lines.append(one.row())
-        with open_shard(path) as shard:
-            cells = shard.read("alpha").size
-            dense = sum(
-                entry.compress_size
-                for entry in _zip_entries(path)
-                if entry.filename.split("/")[0] in ("alpha", "phi_raw")
-            )
-        lines.append(
-            f"| dense bytes a cell and head, alpha + phi | {dense / cells:.2f} | raw: 8 | 2.5 |"
+    ]
+
+
+def peer_against_ours(
+    lm: LanguageModel, probes: pl.DataFrame, results: list[Any], turns: int
+) -> Ratio:
+    """Time the detectors of the peer against one capture and the same scores, on passing probes."""
+    passed = [i for i, result in enumerate(results) if result.status == "passed"][:4]
+    some = probes[passed]
+    rows = some.to_dicts()
+
+    def ours() -> dict[str, Any]:
+        found = capture(lm, some)
+        with stored(lm, some, found) as path:
+            return all_scores(path, list(plain.PEER))
+
+    expected = plain.detect(lm, rows, NEW_TOKENS)
+    for name, values in ours().items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    return in_turns(
+        f"{len(plain.PEER)} detectors: one capture and their scores / one program a detector, "
+        f"{len(passed)} probes",
+        ours,
+        lambda: plain.detect(lm, rows, NEW_TOKENS),
+        turns=turns,
+        target="0.20",
+    )
+
+
+def store_lines(lm: LanguageModel, probes: pl.DataFrame, results: list[Any]) -> list[str]:
+    """Return size, error and reading speed of a shard, as rows of the first table."""
+    with (
+        stored(lm, probes, results) as path,
+        stored(lm, probes, results, 23) as exact,
+        open_shard(path) as shard,
+        open_shard(exact) as whole,
+        zipfile.ZipFile(path) as archive,
+    ):
+        offsets = shard.read("row_offset")
+        planes = [shard.read("phi_raw"), whole.read("phi_raw")]
+        sums = [
+            np.abs(np.add.reduceat(plane, offsets, axis=-1, dtype=np.float64).mean(-1)).ravel()
+            for plane in planes
+        ]
+        top, rounded_top = (np.argsort(-values)[:50] for values in reversed(sums))
+        error = float((np.abs(sums[0] - sums[1]) / sums[1])[top].max())
+        scores, exact_scores = all_scores(path), all_scores(exact)
+        assert all(np.array_equal(scores[name], exact_scores[name]) for name in scores)
+        dense = {
+            plane: [e for e in archive.infolist() if e.filename.startswith(f"{plane}/c/")]
+            for plane in ("alpha", "phi_raw")
+        }
+        size = sum(entry.compress_size for entries in dense.values() for entry in entries)
+        chunks = [archive.read(entry) for entry in dense["phi_raw"]]
+        codec = Blosc()
+        speed = in_turns(
+            "bare decompression of phi / reading it from the store",
+            lambda: [codec.decode(chunk) for chunk in chunks],
+            lambda: shard.read("phi_raw"),
+            turns=21,
+            target="at least 0.5",
         )
-    return lines
+        total = path.stat().st_size
+    cells = planes[0].size
+    per_row = sum(len(result.capture.step) for result in results if result.capture is not None)
+    heads = shard.n_layers * shard.n_heads
+    return [
+        f"| bytes a cell, alpha + phi | {size / cells:.2f} | raw 8 | 2.5 |",
+        f"| bytes a step and head of all else | {(total - size) / (per_row * heads):.1f} | | none |",
+        f"| rounding: largest relative error of a head's contribution, top 50 "
+        f"{'same' if set(top) == set(rounded_top) else 'changed'} | {error:.1e} | | 1e-3 |",
+        "| rounding: change of any score (they read exact sums) | 0 | | 1e-3 |",
+        speed.row(),
+    ]
 
 
-def _zip_entries(path: Path) -> list[Any]:
-    import zipfile
-
-    with zipfile.ZipFile(path) as archive:
-        return archive.infolist()
-
-
-def plain_ablation(
-    lm: LanguageModel, prompts: list[list[int]], sets: list[list[Head]], means: dict[Head, Any]
-) -> None:
-    """Run one generation a probe and condition, with hooks, as most users would."""
-    for heads in sets:
-        handles = []
-        for layer in lm.layers:
-            chosen = [head for index, head in heads if index == layer.index]
-
-            def hook(
-                module: Any, args: Any, output: Any, chosen: list[int] = chosen, layer: Any = layer
-            ) -> Any:
-                for head in chosen:
-                    start = head * layer.head_dim
-                    output[..., start : start + layer.head_dim] = means[layer.index, head]
-                return output
-
-            if chosen:
-                handles.append(layer.attention.q_proj.register_forward_hook(hook))
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            lm.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=sorted(lm.eos_ids),
-            )
-        for handle in handles:
-            handle.remove()
-
-
-def ablation_against_plain(lm: LanguageModel, folder: str) -> list[Ratio]:
+def ablation_against_plain(lm: LanguageModel, folder: str, turns: int) -> list[Ratio]:
     """An ablation sweep over k against one generation a probe and condition."""
-    probes = make_probes(folder, 256, 10, "evaluate")
-    prompts = probes["input_ids"].to_list()
-    table = calibrate(lm, choose_prompts(probes, count=4, seed=0, max_tokens=5000))
+    prompts = make_probes(folder, 256, 5, "evaluate")["input_ids"].to_list()
+    calibrating = make_probes(folder, 256, 4)
+    table = calibrate(lm, choose_prompts(calibrating, count=4, seed=0, max_tokens=5000))
     means = read_means(table, "q_proj")
     late = [(23, h) for h in (2, 1, 0, 7)] + [(28, 1), (23, 4), (23, 5), (22, 7), (24, 7), (24, 5)]
     order = np.random.default_rng(42).permutation(len(lm.layers) * lm.n_heads)[:10]
     anywhere = [divmod(int(i), lm.n_heads) for i in order]
     ratios = []
-    for name, heads, target in (("late heads", late, "0.30"), ("random heads", anywhere, "0.65")):
+    for name, heads, target in (("late", late, "0.30"), ("random", anywhere, "0.65")):
         sets: list[list[Head]] = [[], *(heads[:k] for k in (1, 2, 5, 10))]
         intervention = Intervention("mean_query", "q_proj", sets, means)
 
-        def ours(intervention: Intervention = intervention) -> None:
-            generate(
+        def ours(intervention: Intervention = intervention) -> list[list[list[int]]]:
+            found = generate(
                 lm,
                 prompts,
                 intervention,
@@ -245,55 +254,51 @@ def ablation_against_plain(lm: LanguageModel, folder: str) -> list[Ratio]:
                 batch_tokens=8192,
                 progress=lambda _: None,
             )
+            return [[answer.ids for answer in answers] for answers in found]
 
-        def plain(sets: list[list[Head]] = sets) -> None:
-            plain_ablation(lm, prompts, sets, means)
+        def theirs(sets: list[list[Head]] = sets) -> list[list[list[int]]]:
+            return plain.ablate(lm, prompts, sets, means, NEW_TOKENS)
 
-        ratios.append(
-            in_turns(
-                f"ablation of none and k = 1, 2, 5, 10 / plain, {name}",
-                ours,
-                plain,
-                turns=TURNS,
-                target=target,
-            )
-        )
+        assert ours() == theirs()
+        name = f"ablation of none and k = 1, 2, 5, 10 / one generation each, {name} heads"
+        ratios.append(in_turns(name, ours, theirs, turns=turns, target=target))
     return ratios
 
 
-def patching_against_plain(lm: LanguageModel, folder: str) -> Ratio:
-    """Patching every head against one forward a head (a tenth of them, times ten)."""
-    probe = make_probes(folder, 256, 5).row(2, named=True)
-
-    def encode(text: str) -> list[int]:
-        return list(lm.tokenizer.encode(text, add_special_tokens=False))
-
-    twin = corrupt(probe, "filler", encode)
-    assert twin is not None
-    answer = encode(probe["answer"])
-    pair = Pair(probe["input_ids"], twin, probe["needle_start"], answer)
-    ids = torch.tensor([twin + answer[:-1]])
+def patching_against_plain(lm: LanguageModel, folder: str) -> list[Ratio]:
+    """Patch all heads of 4 probes, a turn each, against a forward for every tenth head, times ten."""
+    probes = make_probes(folder, 256, 40)
     heads = [(layer.index, head) for layer in lm.layers for head in range(lm.n_heads)]
-
-    def ours() -> None:
-        runner = PrefixRunner(lm, Conditions.unchanged())
-        patch_heads(lm, pair, runner, batch_tokens=8192)
-
-    @torch.inference_mode()
-    def plain() -> None:
-        for layer, head in heads:
-
-            def tap(call: Any, output: Any, layer: int = layer, head: int = head) -> Any:
-                if call.layer == layer:
-                    output[:, :, head] = 0.0
-                return output
-
-            with tapped(tap):
-                lm.model(ids, use_cache=False, logits_to_keep=len(answer))
-
-    return in_turns(
-        "patching of all heads / one forward a head", ours, plain, turns=1, target="0.20"
-    )
+    some = heads[4::10]
+    share = len(some) / len(heads)
+    times: dict[str, list[float]] = {"ours": [], "all": [], "answer": []}
+    runner = PrefixRunner(lm, Conditions.unchanged())
+    for _, pair in choose_pairs(lm, probes, "filler", 4, 42):
+        started = time.perf_counter()
+        effects = patch_heads(lm, pair, runner, batch_tokens=8192)
+        times["ours"].append(time.perf_counter() - started)
+        twin = pair.corrupt + pair.answer[:-1]
+        clean = plain.head_outputs(lm, pair.clean + pair.answer[:-1])
+        for name, keep in (("all", 0), ("answer", len(pair.answer))):
+            started = time.perf_counter()
+            logits = [
+                found[-len(pair.answer) :] for found in plain.patch(lm, twin, clean, some, keep)
+            ]
+            times[name].append((time.perf_counter() - started) / share)
+        for (layer, head), rows in zip(some, logits, strict=True):
+            steps = torch.arange(len(pair.answer))
+            logprob = float(rows.log_softmax(-1)[steps, torch.tensor(pair.answer)].mean())
+            effect = float(effects.heads["logprob"][layer, head])
+            assert abs(logprob - effects.corrupt["logprob"] - effect) < 1e-3
+    return [
+        Ratio("patching of all heads / one forward a head", times["ours"], times["all"], "0.20"),
+        Ratio(
+            "the same, with the answer's logits only",
+            times["ours"],
+            times["answer"],
+            "none",
+        ),
+    ]
 
 
 def peak_memory(folder: str, what: str, length: int) -> float:
@@ -310,26 +315,106 @@ def print_peak(folder: str, what: str, length: int) -> None:
     if what == "capture":
         capture(lm, probes)
     else:
-        plain_generate(lm, probes["input_ids"][0].to_list(), NEW_TOKENS)
+        plain.generate(lm, probes["input_ids"][0].to_list(), NEW_TOKENS)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def growth(lm: LanguageModel, folder: str) -> list[str]:
-    """Return how time and memory of a capture grow with the context."""
+    """Return how time and memory of a capture grow with the context, beside the cost model's."""
+    shape = shape_of(lm.model.config.to_dict())
     lines = [
-        "| tokens | capture, s | capture, MiB | generation, MiB | memory ratio |",
-        "|---|---|---|---|---|",
+        "| tokens | capture, s | GFLOP by the cost model | GFLOP/s | capture, MiB | generation, MiB "
+        "| memory ratio |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for length in (250, 500, 1000, 2000, 4000):
+    lengths, seconds, flops, memory = (250, 500, 1000, 2000, 4000, 7000), [], [], []
+    for length in lengths:
         probes = make_probes(folder, length, 1)
         started = time.perf_counter()
-        capture(lm, probes)
-        seconds = time.perf_counter() - started
-        ours, plain = (peak_memory(folder, what, length) for what in ("capture", "generate"))
+        (result,) = capture(lm, probes)
+        seconds.append(time.perf_counter() - started)
+        flops.append(capture_flops(shape, length, len(result.generation.ids)) / 1e9)
+        ours, theirs = (peak_memory(folder, what, length) for what in ("capture", "generate"))
+        memory.append(ours)
         lines.append(
-            f"| {length} | {seconds:.2f} | {ours:.0f} | {plain:.0f} | {ours / plain:.3f} |"
+            f"| {length} | {seconds[-1]:.2f} | {flops[-1]:.0f} | {flops[-1] / seconds[-1]:.0f} "
+            f"| {ours:.0f} | {theirs:.0f} | {ours / theirs:.3f} |"
         )
+    exponent = np.polyfit(np.log(lengths), np.log(seconds), 1)[0]
+    predicted = np.polyfit(np.log(lengths), np.log(flops), 1)[0]
+    slope = np.polyfit(lengths[2:], memory[2:], 1)[0] * 1024
+    kept = cache_bytes(shape, 1, "float32") / 1024
+    return [
+        *lines,
+        "",
+        f"Time grows as tokens to the power {exponent:.2f} (FLOPs of the cost model: {predicted:.2f}); "
+        f"from 1000 tokens on, memory by {slope:.0f} KiB a token, of which {kept:.0f} are keys and "
+        "values (once in the batch, once in the prefix that the next probe may share).",
+    ]
+
+
+def shard_growth(path: Path) -> list[str]:
+    """Return time and peak memory of a score over 1, 4 and 16 shards, each in its own process."""
+    lines = ["| shards | scores, s | peak, MiB |", "|---|---|---|"]
+    for count in (1, 4, 16):
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.measure",
+            str(path),
+            "-",
+            "--shards",
+            str(count),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds, peak = map(float, done.stdout.split()[-2:])
+        lines.append(f"| {count} | {seconds:.2f} | {peak:.0f} |")
     return lines
+
+
+def print_shard_growth(path: str, count: int) -> None:
+    """Score the same shard some times over; print seconds and the process's peak memory in MiB."""
+    settings = parse_score("locos", {"dataset": "benchmark", "formula": FORMULAS["locos"]})
+    started = time.perf_counter()
+    score_shards([path] * count, settings)
+    seconds = time.perf_counter() - started
+    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def times_by_rule(results: Path) -> list[str]:
+    """Return the time of the default main job by rule, from Snakemake's own records."""
+    totals: dict[str, list[float]] = {}
+    for path in sorted((results / "benchmarks").rglob("*.tsv")):
+        rule = path.relative_to(results / "benchmarks").parts[0].removesuffix(".tsv")
+        totals.setdefault(rule, []).extend(pl.read_csv(path, separator="\t")["s"].to_list())
+    lines = ["| rule | jobs | seconds, all jobs |", "|---|---|---|"]
+    lines += [f"| {rule} | {len(times)} | {sum(times):.1f} |" for rule, times in totals.items()]
+    return [*lines, f"| all | | {sum(map(sum, totals.values())):.1f} |"]
+
+
+def formula_edit(model: str, turns: int) -> list[str]:
+    """Return the wall time from an edited formula to its new ranking, through Snakemake."""
+    target = Path("results") / model / "scores" / "benchmark.parquet"
+    seconds = []
+    for turn in range(turns):
+        row = {"dataset": "nolima", "formula": f"needle_phi - {turn + 2} * off_phi / off_len"}
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as overlay:
+            yaml.safe_dump({"scores": {"benchmark": row}}, overlay)
+            overlay.flush()
+            command = ["snakemake", "-j1", str(target), "--configfile", overlay.name]
+            started = time.perf_counter()
+            subprocess.run([sys.executable, "-m", *command], capture_output=True, check=True)
+            seconds.append(time.perf_counter() - started)
+    target.unlink()
+    low, middle, high = min(seconds), float(np.median(seconds)), max(seconds)
+    captured = sum(
+        pl.read_csv(path, separator="\t")["s"].sum()
+        for path in (Path("results") / model / "benchmarks/capture/nolima").rglob("*.tsv")
+    )
+    return [
+        f"From an edited formula to its new ranking, through `snakemake`: {low:.1f} / {middle:.1f} / "
+        f"{high:.1f} s (min / median / max), {middle / captured:.3f} of the capture's time.",
+    ]
 
 
 def processor() -> str:
@@ -343,29 +428,68 @@ def processor() -> str:
     return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
 
 
-def report(folder: str, section: Callable[[str], None]) -> str:
+def prefill_on_gpu(folder: str) -> str:
+    """Return the prefill's FLOP rate on a GPU, or that there is none; the reader divides by the peak."""
+    if not torch.cuda.is_available():
+        return (
+            "No GPU was at hand: neither these ratios nor the prefill's MFU were measured on one."
+        )
+    lm = load_model(Source(folder), dtype="bfloat16", device="cuda")
+    length = 4000
+    ids = make_probes(folder, length, 1)["input_ids"][0].to_list()
+    seconds = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        with torch.inference_mode():
+            PrefixRunner(lm, Conditions.unchanged()).prefill([ids], [0], 0)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    rate = capture_flops(shape_of(lm.model.config.to_dict()), length, 0) / min(seconds) / 1e12
+    return f"{torch.cuda.get_device_name()}: prefill of {length} tokens in bfloat16, {rate:.1f} TFLOP/s."
+
+
+def report(folder: str, turns: int, say: Callable[[str], None]) -> str:
     """Measure everything and return the report, as Markdown."""
     lm = load_model(Source(folder), dtype="float32", device="cpu")
     versions = ", ".join(f"{name} {value}" for name, value in library_versions().items())
-    lines = [
-        "# Benchmarks",
-        "",
-        f"{datetime.date.today()}, {processor()}, {torch.get_num_threads()} threads; {versions}.",
-        "Model: smollm2-135m in float32. Made by `make benchmark`; no GPU was measured.",
-        "",
-        "| what | ratio: min / median / max | median times | target, at most |",
-        "|---|---|---|---|",
-    ]
-    for length in (250, 1000):
-        lines.append(capture_against_generation(lm, folder, length).row())
-        section(lines[-1])
-    lines += scores_against_capture(lm, folder)
-    section(lines[-1])
-    lines += [ratio.row() for ratio in ablation_against_plain(lm, folder)]
-    section(lines[-1])
-    lines.append(patching_against_plain(lm, folder).row())
-    section(lines[-1])
-    return "\n".join([*lines, "", "## Growth with the context", "", *growth(lm, folder), ""])
+    lines: list[str] = []
+
+    def add(new: Sequence[str]) -> None:
+        lines.extend(new)
+        for line in new:
+            say(line)
+
+    add(
+        [
+            "# Benchmarks",
+            "",
+            f"{datetime.date.today()}, {processor()}, {torch.get_num_threads()} threads; {versions}.",
+            "Model: SmolLM2-135M-Instruct in float32. Made by `make benchmark`; see docs/speed.md.",
+            "",
+            "| what | ratio: min / median / max | median times | target, at most |",
+            "|---|---|---|---|",
+        ]
+    )
+    for length, target in ((250, "1.20"), (1000, "1.10")):
+        add([capture_against_generation(lm, folder, length, turns, target).row()])
+    probes = make_probes(folder, 256, 40)
+    results = capture(lm, probes)
+    with stored(lm, probes, results) as path:
+        add([ratio.row() for ratio in scores_against_capture(lm, probes, path, turns)])
+        shards = shard_growth(path)
+    add([peer_against_ours(lm, probes, results, turns).row()])
+    add([ratio.row() for ratio in ablation_against_plain(lm, folder, turns)])
+    add([ratio.row() for ratio in patching_against_plain(lm, folder)])
+    add(store_lines(lm, probes, results))
+    add(["", prefill_on_gpu(folder)])
+    add(["", "## Growth with the context", "", *growth(lm, folder)])
+    add(["", "## Growth with the number of shards", "", *shards])
+    model = "smollm2-135m"
+    if (Path("results") / model / "benchmarks").is_dir():
+        add(["", "## The default main job", "", *times_by_rule(Path("results") / model), ""])
+        add(formula_edit(model, turns))
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
@@ -373,13 +497,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("report")
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--peak", nargs=2, metavar=("WHAT", "LENGTH"))
+    parser.add_argument("--shards", type=int)
     arguments = parser.parse_args()
     if arguments.peak:
         print_peak(arguments.model, arguments.peak[0], int(arguments.peak[1]))
-        return
-    text = report(arguments.model, lambda line: print(line, file=sys.stderr, flush=True))
-    Path(arguments.report).write_text(text, encoding="utf-8")
+    elif arguments.shards:
+        print_shard_growth(arguments.model, arguments.shards)
+    else:
+        text = report(
+            arguments.model, arguments.turns, lambda line: print(line, file=sys.stderr, flush=True)
+        )
+        Path(arguments.report).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
