@@ -13,7 +13,7 @@ rule calibrate:
     threads: model_threads
     resources:
         mem_mb=model_memory,
-        runtime=60,
+        runtime=model_runtime,
         gpu=model_gpus,
     params:
         spec=lambda wildcards: spec_of_key(
@@ -66,7 +66,7 @@ rule generate:
     threads: model_threads
     resources:
         mem_mb=model_memory,
-        runtime=240,
+        runtime=model_runtime,
         gpu=model_gpus,
     params:
         spec=lambda wildcards: canonical_json(

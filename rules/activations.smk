@@ -17,7 +17,7 @@ rule capture:
     threads: model_threads
     resources:
         mem_mb=model_memory,
-        runtime=240,
+        runtime=model_runtime,
         gpu=model_gpus,
     params:
         spec=lambda wildcards: spec_of_key(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from workflow_scripts.common.artifacts import is_made_for
 from workflow_scripts.common.code_digest import code_digest
-from workflow_scripts.common.config import validate
+from workflow_scripts.common.config import check_devices, validate
 from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes.sources import check_row, check_sources
@@ -118,6 +118,14 @@ def renewed(path, spec):
 
 
 FIGURES = figures_of(config["scores"], config["tasks"], config["selectors"])
+
+
+onstart:
+    # Only now does the workflow know where its jobs will run.
+    try:
+        check_devices(config, elsewhere=workflow.non_local_exec)
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 def one_of(names):
@@ -296,7 +304,8 @@ def uses_gpu(model):
 
 def model_gpus(wildcards):
     """Return the GPUs that a job of a model takes."""
-    return 1 if uses_gpu(wildcards.model) else 0
+    row = config["models"][wildcards.model]
+    return row["gpus"] if uses_gpu(wildcards.model) else 0
 
 
 def model_threads(wildcards):
@@ -307,3 +316,8 @@ def model_threads(wildcards):
 def model_memory(wildcards, attempt):
     """Return the memory of a model's job in megabytes, more at each attempt."""
     return config["models"][wildcards.model]["mem_mb"] * attempt
+
+
+def model_runtime(wildcards, attempt):
+    """Return the longest time of a model's job in minutes, more at each attempt."""
+    return config["models"][wildcards.model]["runtime"] * attempt

@@ -84,6 +84,37 @@ def validate(
     return completed
 
 
+def check_devices(config: Config, *, elsewhere: bool) -> None:
+    """Check that jobs will find the devices that models ask for.
+
+    Parameters
+    ----------
+    elsewhere
+        Whether jobs run on other machines, whose GPUs cannot be seen from here.
+
+    Raises
+    ------
+    UserError
+        If a model asks for a GPU and there is none, or leaves other machines to guess.
+    """
+    for name, row in config["models"].items():
+        key, device = f"config: models.{name}.device", row["device"]
+        if elsewhere:
+            if device == "auto":
+                raise UserError(
+                    f"{key}: auto cannot be resolved for jobs on other machines; set cuda, balanced "
+                    "or cpu"
+                )
+        # A machine with a GPU has its driver's tool; torch is asked only where the tool is missing.
+        elif device not in ("auto", "cpu") and shutil.which("nvidia-smi") is None:
+            import torch
+
+            if not torch.cuda.is_available():
+                raise UserError(
+                    f"{key}: {device} asked for, but there is no GPU here; set device: cpu or auto"
+                )
+
+
 def _depth_first(error: ValidationError) -> tuple[int, str]:
     return -len(error.absolute_path), str(list(error.absolute_path))
 
@@ -343,16 +374,11 @@ def _check_model(name: str, row: Mapping[str, Any]) -> None:
             f"config: models.{name}.source.folder: {folder} has no config.json; name a folder "
             "saved by save_pretrained"
         )
-    # A machine with a GPU has its driver's tool; torch is asked only where the tool is missing.
-    wants_gpu = row["device"].startswith("cuda") or row["device"] == "balanced"
-    if wants_gpu and shutil.which("nvidia-smi") is None:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise UserError(
-                f"config: models.{name}.device: {row['device']} asked for, but there is no GPU "
-                "here; set device: cpu or auto"
-            )
+    if row["gpus"] > 1 and row["device"] != "balanced":
+        raise UserError(
+            f"config: models.{name}.gpus: {row['gpus']}, but device {row['device']} uses one; set "
+            "device: balanced"
+        )
 
 
 def _check_files(config: Config) -> None:
