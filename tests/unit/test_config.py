@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from workflow_scripts.common.config import SCHEMA_FILE, validate
+from workflow_scripts.common.config import SCHEMA_FILE, check_devices, validate
 from workflow_scripts.common.digests import key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.layout import activations_spec, converted_folder
@@ -599,10 +599,29 @@ def test_a_gpu_asked_for_where_there_is_none_is_refused(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     config["models"]["tiny"]["device"] = device
-    assert message(config) == (
+    with pytest.raises(UserError) as error:
+        check_devices(config, elsewhere=False)
+    assert str(error.value) == (
         f"config: models.tiny.device: {device} asked for, but there is no GPU here; set device: cpu "
         "or auto"
     )
+    check_devices(config, elsewhere=True)
+
+
+def test_auto_is_refused_where_jobs_run_on_other_machines(config: Config) -> None:
+    config["models"]["tiny"]["device"] = "auto"
+    check_devices(config, elsewhere=False)
+    with pytest.raises(UserError, match="models.tiny.device: auto"):
+        check_devices(config, elsewhere=True)
+
+
+def test_several_gpus_need_a_model_that_is_spread_over_them(config: Config) -> None:
+    config["models"]["tiny"].update(gpus=2, device="cuda")
+    assert message(config) == (
+        "config: models.tiny.gpus: 2, but device cuda uses one; set device: balanced"
+    )
+    config["models"]["tiny"]["device"] = "balanced"
+    assert checked(config)
 
 
 def test_k_may_reach_the_number_of_heads_and_no_further(config: Config) -> None:

@@ -56,7 +56,8 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
 
     def command(self, *words: str) -> str:
         """Run a command of Slurm and return what it says."""
@@ -87,11 +88,13 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     folder.chmod(0o755)
     text = CONFIG.format(host=host, user=user, folder=folder, ports=_free_ports(2))
     (folder / "slurm.conf").write_text(text)
+    # Plain files, as slurmd notes: counting them needs no device.
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-3]\n")
     for index in range(4):
         (folder / f"gpu{index}").touch()
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
+    _write_srun(folder)
     cluster = Cluster(folder)
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
     munge += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
@@ -111,6 +114,15 @@ def _install() -> None:
         return
     assert os.geteuid() == 0, f"{', '.join(missing)} missing; install Slurm: sudo {INSTALL}"
     subprocess.run([INSTALL], check=True)
+
+
+def _write_srun(folder: Path) -> None:
+    """Write an srun that knows this cluster: the plugin hides SLURM_CONF from the one it starts."""
+    srun = folder / "bin" / "srun"
+    srun.parent.mkdir()
+    real = shutil.which("srun", path=_path())
+    srun.write_text(f"#!/bin/sh\nSLURM_CONF='{folder}/slurm.conf' exec {real} \"$@\"\n")
+    srun.chmod(0o755)
 
 
 def _path() -> str:

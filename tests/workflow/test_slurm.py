@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ def run_on(
     project: Project,
     target: str,
     *arguments: str,
-    meanwhile: Callable[[], object] = lambda: None,
+    meanwhile: Callable[[subprocess.Popen[bytes]], object] = lambda process: None,
 ) -> ClusterRun:
     """Run Snakemake with the profile for Slurm to its end."""
     earlier = len(cluster.jobs())
@@ -65,7 +64,7 @@ def run_on(
             stderr=subprocess.STDOUT,
         )
         try:
-            meanwhile()
+            meanwhile(process)
             process.wait(DEADLINE_S)
         finally:
             process.kill()
@@ -73,10 +72,10 @@ def run_on(
     return ClusterRun(process.returncode, log.read_text(), cluster.jobs()[earlier:])
 
 
-def cancel_a_running_capture(cluster: Cluster) -> str:
+def cancel_a_running_capture(cluster: Cluster, process: subprocess.Popen[bytes]) -> str:
     """Wait until a capture runs, cancel it, and return its number."""
     deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         for job in cluster.jobs():
             if is_capture(job) and job["JobState"] == "RUNNING":
                 cluster.command("scancel", job["JobId"])
@@ -101,7 +100,7 @@ def on_slurm(
         cluster,
         project,
         TARGET,
-        meanwhile=lambda: cancelled.append(cancel_a_running_capture(cluster)),
+        meanwhile=lambda process: cancelled.append(cancel_a_running_capture(cluster, process)),
     )
     assert run.code == 0, run.text
     return project, run, cancelled[0]
@@ -126,9 +125,7 @@ def test_four_shards_are_four_jobs_that_wait_for_none_of_each_other(on_slurm):
     captures = on_slurm[1].captures()
     assert len({job["Comment"] for job in captures}) == 4
     first_four = captures[:4]
-    assert max(job["SubmitTime"] for job in first_four) <= min(
-        job["EndTime"] for job in first_four
-    )
+    assert max(job["SubmitTime"] for job in first_four) <= min(job["EndTime"] for job in first_four)
 
 
 def test_a_cancelled_job_is_sent_again_and_completes(on_slurm):
@@ -149,9 +146,7 @@ def test_a_job_asks_for_its_model_s_memory_time_and_gpus_and_for_more_when_sent_
     # The node counts GPUs that it does not have, so the job must fail.
     run = run_on(cluster, project, "results/tiny/scores/locos.parquet", "--retries", "1")
     assert run.code == 1
-    found = [
-        (job["TresPerJob"], job["MinMemoryNode"], job["TimeLimit"]) for job in run.captures()
-    ]
+    found = [(job["TresPerJob"], job["MinMemoryNode"], job["TimeLimit"]) for job in run.captures()]
     assert found == [
         ("gres:gpu:2", "1500M", "00:30:00"),
         ("gres:gpu:2", "3000M", "01:00:00"),

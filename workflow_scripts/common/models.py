@@ -26,6 +26,7 @@ from workflow_scripts.common.attention import (
     attention_weights,
     tapped,
 )
+from workflow_scripts.common.devices import take_gpu
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.hub import hub_model_config
 
@@ -142,15 +143,20 @@ def _refuse_absent(source: Source) -> None:
 def choose_device(device: str) -> str:
     """Return the device to run on: "auto" takes a GPU where there is one.
 
+    Of several GPUs, "auto" and "cuda" take one that no other job holds.
+
     Raises
     ------
     UserError
         If a GPU is asked for where torch finds none.
     """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {device}: torch finds no GPU here; set device: cpu or auto")
+    if device == "cuda" and torch.cuda.device_count() > 1:
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return f"cuda:{take_gpu([str(gpu.uuid) for gpu in gpus])}"
     return device
 
 
