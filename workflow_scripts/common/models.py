@@ -178,8 +178,6 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
         If it cannot be loaded, or the method's identities do not hold for it.
     """
     config = load_config(source)
-    if source.trust_remote_code:
-        log.warning("model %s: runs code from its repository (trust_remote_code)", source.location)
     transformers_logging.disable_progress_bar()
     loader = (
         AutoModelForImageTextToText
@@ -192,6 +190,8 @@ def load_model(source: Source, *, dtype: str, device: str) -> LanguageModel:
             **source.arguments(),
             dtype=getattr(torch, dtype),
             attn_implementation=INTERFACE,
+            # Never a pickle, which could bring code.
+            use_safetensors=True,
             # Only several GPUs need a device map.
             **({"device_map": "balanced"} if device_map == "balanced" else {}),
         )
@@ -354,6 +354,8 @@ def _differs(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 def _cannot_load(source: Source, what: str, error: Exception) -> str:
     """Return one line that says why something could not be loaded and what to do."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in reason:
+        reason = "it brings code of its own; set trust_remote_code: true if you trust its author"
     if Path(source.location).is_dir():
         return f"model {source.location}: cannot load its {what}: {reason}"
     at = f" at revision {source.revision}" if source.revision else ""
@@ -379,10 +381,13 @@ def source_of_rule(snakemake: Any) -> Source:
 
     A converted model lies where the rule's input is: in this store, in a shared one, or in a copy of
     an object store's files.
+    Warns of a model that brings code, before any of it can run.
     """
     row = snakemake.config["models"][snakemake.wildcards.model]
     source = row["source"]
     location = (
         source.get("hub") or source.get("folder") or str(Path(snakemake.input.model[0]).parent)
     )
+    if row["trust_remote_code"]:
+        log.warning("model %s: runs code from its repository (trust_remote_code)", location)
     return Source(location, source.get("revision"), row["trust_remote_code"])
