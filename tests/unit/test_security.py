@@ -55,9 +55,7 @@ def test_a_model_that_may_run_its_own_code_is_announced(
     trusted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     row = {"source": {"folder": "some/folder"}, "trust_remote_code": trusted}
-    rule = SimpleNamespace(
-        config={"models": {"own": row}}, wildcards=SimpleNamespace(model="own")
-    )
+    rule = SimpleNamespace(config={"models": {"own": row}}, wildcards=SimpleNamespace(model="own"))
     with caplog.at_level(logging.WARNING, logger="locos"):
         source_of_rule(rule)
     assert ("some/folder: runs code" in caplog.text) == trusted

@@ -114,7 +114,6 @@ def test_a_full_disk_is_named_and_with_room_the_run_completes(finished, clone):
     said = full.read_text() if full.exists() else ""
     assert done.returncode == 0, f"{done.stderr}{said}\n(needs the right to mount a tmpfs)"
     assert "No space left on device" in said
-    assert "results/store" in said and "free some room" in said
     assert (clone.folder / "left.txt").read_text() == ""
     store.rmdir()
     shutil.move(kept, store)
