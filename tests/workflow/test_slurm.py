@@ -47,7 +47,7 @@ def is_capture(job: dict[str, str]) -> bool:
 def run_on(
     cluster: Cluster,
     project: Project,
-    target: str,
+    targets: list[str],
     *arguments: str,
     meanwhile: Callable[[subprocess.Popen[bytes]], object] = lambda process: None,
 ) -> ClusterRun:
@@ -57,7 +57,7 @@ def run_on(
     log = project.folder / "slurm.txt"
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            [*command, *QUICK, *arguments, target],
+            [*command, *targets, *QUICK, *arguments],
             cwd=project.folder,
             env=environment() | cluster.environment,
             stdout=output,
@@ -99,7 +99,7 @@ def on_slurm(
     run = run_on(
         cluster,
         project,
-        TARGET,
+        [TARGET],
         meanwhile=lambda process: cancelled.append(cancel_a_running_capture(cluster, process)),
     )
     assert run.code == 0, run.text
@@ -144,7 +144,7 @@ def test_a_job_asks_for_its_model_s_memory_time_and_gpus_and_for_more_when_sent_
     project.edit_config(lambda config: config["models"]["tiny"].update(asked))
     project.edit_config(in_shards(1))
     # The node counts GPUs that it does not have, so the job must fail.
-    run = run_on(cluster, project, "results/tiny/scores/locos.parquet", "--retries", "1")
+    run = run_on(cluster, project, ["results/tiny/scores/locos.parquet"], "--retries", "1")
     assert run.code == 1
     found = [(job["TresPerJob"], job["MinMemoryNode"], job["TimeLimit"]) for job in run.captures()]
     assert found == [
@@ -156,11 +156,13 @@ def test_a_job_asks_for_its_model_s_memory_time_and_gpus_and_for_more_when_sent_
 def test_a_group_of_shards_is_one_job(cluster, finished, tmp_path):
     project = Project(tmp_path / "project")
     shutil.copytree(finished[0].folder, project.folder)
-    for shard in (project.folder / "results/store/tiny/activations").rglob("*.zarr.zip"):
+    shards = list((project.folder / "results/store/tiny/activations").rglob("*.zarr.zip"))
+    assert len(shards) == 2
+    for shard in shards:
         shard.unlink()
+    targets = [shard.relative_to(project.folder).as_posix() for shard in shards]
     group = "--groups capture=shards --group-components shards=2".split()
-    target = "results/tiny/scores/locos.parquet"
-    run = run_on(cluster, project, target, *group)
+    run = run_on(cluster, project, targets, *group)
     assert run.code == 0, run.text
     assert len(run.jobs) == 1
     assert project.tables() == finished[0].tables()
@@ -169,7 +171,7 @@ def test_a_group_of_shards_is_one_job(cluster, finished, tmp_path):
 def test_a_device_that_the_cluster_would_have_to_guess_is_refused(cluster, tmp_path):
     project = copied_project(tmp_path / "project")
     project.edit_config(lambda config: config["models"]["tiny"].update(device="auto"))
-    run = run_on(cluster, project, TARGET)
+    run = run_on(cluster, project, [TARGET])
     assert run.code == 1
     (line,) = [line for line in run.text.splitlines() if line.startswith("error: ")]
     assert "models.tiny.device" in line and "auto" in line
