@@ -12,6 +12,9 @@ from workflow_scripts.probes.haystacks import Haystack, read_haystacks, sentence
 from workflow_scripts.probes.needles import Needle, check_template, read_needles
 from workflow_scripts.probes.sample import SPLITS
 
+IN_HAYSTACKS = ("nolima", "niah")
+"""Formats whose needles are hidden in haystacks."""
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -35,7 +38,7 @@ def check_sources(
         The row of `probes:` in the config: format, questions, split, context_lengths, depths, size,
         template, needle.
     needles_path, haystack_paths
-        The files; no haystack for format qa.
+        The files; haystacks only for the formats `IN_HAYSTACKS`.
     dataset
         Name of the row, for messages.
 
@@ -50,7 +53,7 @@ def check_sources(
     needles = read_needles(
         needles_path, row["format"], row.get("questions") or (), row.get("template")
     )
-    if row["format"] == "qa":
+    if row["format"] not in IN_HAYSTACKS:
         return Sources(needles, [])
     if not haystack_paths:
         raise UserError(
@@ -97,8 +100,9 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
     if row.get("needle", "present") not in ("present", "removed"):
         raise UserError(f"{where}.needle: '{row['needle']}' is neither present nor removed")
     if row.get("template") is not None:
-        check_template(row["template"], f"{where}.template", needs_haystack=row["format"] != "qa")
-    if row["format"] == "qa":
+        in_haystack = row["format"] in IN_HAYSTACKS
+        check_template(row["template"], f"{where}.template", needs_haystack=in_haystack)
+    if row["format"] not in IN_HAYSTACKS:
         return
     for name in ("context_lengths", "depths"):
         if not row.get(name):
