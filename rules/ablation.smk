@@ -53,7 +53,9 @@ rule generate:
     input:
         selection=ancient("results/{model}/selection.parquet"),
         probes=lambda wildcards: ancient(task_probes(wildcards.model, wildcards.task)),
-        calibration=lambda wildcards: ancient(calibration_path(wildcards.model)),
+        calibration=lambda wildcards: ancient(
+            calibration_of(wildcards.model, wildcards.key)
+        ),
         model=lambda wildcards: ancient(converted(wildcards.model, CONVERTED_FILES)),
     output:
         made("{model}/generations/{task}/{key}.parquet"),
@@ -160,3 +162,32 @@ rule compare:
         code=code_of("ablation/compare.py"),
     script:
         "../workflow_scripts/ablation/compare.py"
+
+
+rule dissociate:
+    input:
+        selection="results/{model}/selection.parquet",
+        generations=lambda wildcards: ancient(generations_of(wildcards.model)),
+        renewed=lambda wildcards: renewed(
+            f"results/{wildcards.model}/dissociation.parquet",
+            dissociation_spec(config, wildcards.model),
+        ),
+    output:
+        "results/{model}/dissociation.parquet",
+    log:
+        "results/{model}/logs/dissociate.log",
+    benchmark:
+        "results/{model}/benchmarks/dissociate.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        spec=lambda wildcards: canonical_json(
+            dissociation_spec(config, wildcards.model)
+        ),
+        code=code_of("ablation/dissociate.py"),
+    script:
+        "../workflow_scripts/ablation/dissociate.py"

@@ -20,6 +20,7 @@ from workflow_scripts.common.layout import (
     calibration_files,
     calibration_spec,
     comparison_spec,
+    dissociation_spec,
     content_digests,
     converted_files,
     data_files,
@@ -220,8 +221,11 @@ def calibration_probes(model):
     return probes_path(model, config["ablation"]["calibration"]["dataset"])
 
 
-def calibration_path(model):
-    """Return the calibration means; none where the ablation needs none."""
+def calibration_of(model, key):
+    """Return the calibration means that generations need; none where their mode needs none."""
+    modes = selection_of(model).filter(key=key)["mode"]
+    if not any(mode.startswith("mean_") for mode in modes):
+        return []
     return stored(*calibration_files(config, model))
 
 

@@ -20,6 +20,7 @@ from workflow_scripts.common.digests import canonical_json
 from workflow_scripts.common.errors import UserError
 
 GRID = [(layer, head) for layer in range(3) for head in range(2)]
+HOW = {"mode": "mean_query", "site": "q_proj", "factor": None, "calibration": "c"}
 SPEC: dict[str, Any] = {
     "model": "m",
     "selectors": {
@@ -28,8 +29,7 @@ SPEC: dict[str, Any] = {
         "mine": {"heads": ["0-0", "0-1", "1-0"]},
     },
     "k": [1, 2],
-    "mode": "mean_query",
-    "site": "q_proj",
+    "interventions": dict.fromkeys(("locos", "random", "mine"), HOW),
     "tasks": {"nonliteral": {"task": 1}, "literal": {"task": 2}},
     "seed": 42,
 }
@@ -121,8 +121,8 @@ def test_the_table_has_the_columns_of_the_contract(world: SimpleNamespace) -> No
     assert (
         world.table.columns
         == (
-            "model task split selector end k seed mode site metric value ci_low ci_high baseline "
-            "n_probes heads"
+            "model task split selector end k seed mode site factor metric value ci_low ci_high "
+            "baseline relative relative_low relative_high n_probes heads"
         ).split()
     )
     assert dict(world.table.schema) == SCHEMA

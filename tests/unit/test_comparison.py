@@ -17,7 +17,7 @@ SEEDS = {42: [1.0, 0.0, 1.0, 0.0], 43: [1.0, 1.0, 0.0, 0.0]}
 
 
 def condition(selector: str, k: int, seed: int | None, heads: list[str]) -> tuple[object, ...]:
-    return ("t", selector, None, k, seed, "mean_query", "q_proj", heads, "key")
+    return ("t", selector, None, k, seed, "mean_query", "q_proj", None, None, heads, "key")
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_random_is_the_mean_over_seeds_at_the_same_k(table: pl.DataFrame) -> Non
 def test_without_random_heads_of_that_k_the_reason_is_given(table: pl.DataFrame) -> None:
     row = table.filter((pl.col("k") == 2) & (pl.col("reference") == "random"))
     assert row["difference"].to_list() == [None]
-    assert row["reason"].to_list() == ["no random heads with k = 2"]
+    assert row["reason"].to_list() == ["no random heads with k = 2 in mode mean_query"]
 
 
 def test_holm_corrects_over_the_conditions_of_a_task(table: pl.DataFrame) -> None:

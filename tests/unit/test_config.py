@@ -165,7 +165,7 @@ def test_a_completed_config_is_valid_and_complete(config: Config) -> None:
             "ablation.mode",
             "meen_query",
             "ablation.mode: 'meen_query' is not one of mean_query, zero_query, mean_output, "
-            "zero_output, knockout; did you mean 'mean_query'?",
+            "zero_output, knockout, scale; did you mean 'mean_query'?",
         ),
         ("directions", ["frozen_norm"], "directions: frozen_norm lacks raw; add it"),
         (
@@ -708,3 +708,19 @@ def test_the_default_config_is_valid_without_importing_torch() -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"mode": "scale"}, "mine: mode scale needs a factor"),
+        ({"factor": 2}, r"mine\.factor: is for mode scale, not mean_query"),
+        ({"mode": "zero_output", "site": "query"}, r"mine\.site: is for mode mean_query or"),
+    ],
+)
+def test_a_selector_s_own_intervention_must_fit_its_mode(
+    config: Config, row: Config, message: str
+) -> None:
+    config["selectors"]["mine"] = {"heads": ["0-0"], **row}
+    with pytest.raises(UserError, match=message):
+        checked(config)

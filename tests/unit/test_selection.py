@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,17 @@ def heads_table() -> pl.DataFrame:
     return pl.DataFrame(rows).sample(fraction=1.0, shuffle=True, seed=3)
 
 
-def spec_of(selectors: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def spec_of(
+    selectors: dict[str, Any], how: dict[str, Any] = MappingProxyType({}), **changes: Any
+) -> dict[str, Any]:
     return {
         "model": "m",
         "selectors": selectors,
         "k": [1, 3],
-        "mode": "mean_query",
-        "site": "q_proj",
+        "interventions": {
+            name: {"mode": "mean_query", "site": "q_proj", "factor": None, "calibration": "c"} | how
+            for name in selectors
+        },
         "tasks": {"nonliteral": {"probes": "a"}, "literal": {"probes": "b"}},
         "seed": 42,
     } | changes
@@ -335,9 +340,11 @@ def test_another_seed_changes_the_key_of_random_alone() -> None:
     assert {name for name in before if before[name] != after[name]} == {("random", None)}
 
 
-@pytest.mark.parametrize("change", [{"mode": "zero_query"}, {"site": "query"}])
-def test_another_mode_or_site_changes_every_key_but_that_of_none(change: dict[str, str]) -> None:
-    before, after = keys(table()), keys(table(**change))
+@pytest.mark.parametrize(
+    "how", [{"mode": "zero_query"}, {"site": "query"}, {"factor": 2.0}, {"calibration": "d"}]
+)
+def test_another_intervention_changes_every_key_but_that_of_none(how: dict[str, Any]) -> None:
+    before, after = keys(table()), keys(table(how=how))
     assert {name for name in before if before[name] == after[name]} == {("none", None)}
 
 

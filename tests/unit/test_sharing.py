@@ -36,12 +36,13 @@ SPEC = {"model": "m", "probes": "p"}
 TASK = {"model": "m", "probes": "q"}
 SHARD = f"m/activations/d/{key_of(SPEC)}/000-of-001.zarr.zip"
 PROBES = f"m/probes/d/{key_of(SPEC)}.parquet"
+HOW = {"mode": "mean_query", "site": "q_proj", "factor": None, "calibration": "c"}
 HEADS = [["0-1"], ["1-0", "0-2"]]
 GENERATIONS = (
     "m/generations/t/"
     + generations_key(
         TASK,
-        ("mean_query", "q_proj"),
+        HOW,
         [HeadSet("", None, 0, None, tuple(heads)) for heads in HEADS],
     )
     + ".parquet"
@@ -59,8 +60,7 @@ def fill(store: Path) -> Path:
     answers = pl.DataFrame(
         {
             "heads": [sorted(heads) for heads in HEADS for _ in range(2)],
-            "mode": "mean_query",
-            "site": "q_proj",
+            **HOW,
             "text": ["a", "b", "c", "d"],
         }
     )

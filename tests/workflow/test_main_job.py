@@ -6,7 +6,8 @@ import polars as pl
 from snakemake_project import Project, Run
 
 COLUMNS = (
-    "model task split selector end k seed mode site metric value ci_low ci_high baseline n_probes heads"
+    "model task split selector end k seed mode site factor metric value ci_low ci_high "
+    "baseline relative relative_low relative_high n_probes heads"
 ).split()
 
 

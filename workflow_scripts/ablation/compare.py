@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from workflow_scripts.ablation.metrics import METRICS
-from workflow_scripts.ablation.selection import read_selection, sort_heads
+from workflow_scripts.ablation.selection import UNABLATED, read_selection, sort_heads
 from workflow_scripts.ablation.statistics import holm, paired_difference
 from workflow_scripts.ablation.tabulate import Answers, read_all_answers
 from workflow_scripts.common.artifacts import write_table
@@ -54,7 +54,7 @@ def comparison_table(
         By task and key of the generations.
     random
         Names of the selectors that draw heads at random. The reference "random" is each probe's mean
-        over their seeds at the same k.
+        over their seeds at the same k, in the same mode.
     seed
         Of the bootstrap.
 
@@ -100,13 +100,14 @@ def _compare(
             if (
                 candidate["selector"] == "none"
                 if reference == "none"
-                else candidate["selector"] in random and candidate["k"] == row["k"]
+                else candidate["selector"] in random and _alike(candidate, row)
             )
         ]
         base = {name: row[name] for name in ("selector", "end", "k", "seed")}
         base |= {"reference": reference, "p_value": None}
         if not against:
-            rows.append(base | {"reason": f"no random heads with k = {row['k']}"})
+            reason = f"no random heads with k = {row['k']} in mode {row['mode']}"
+            rows.append(base | {"reason": reason})
             continue
         difference = paired_difference(found, np.mean(against, axis=0), seed)
         rows.append(
@@ -119,6 +120,11 @@ def _compare(
             }
         )
     return rows
+
+
+def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two conditions do the same to as many heads."""
+    return all(one[name] == other[name] for name in ("k", *UNABLATED))
 
 
 def main(snakemake: Any) -> None:

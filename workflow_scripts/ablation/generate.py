@@ -11,7 +11,12 @@ from workflow_scripts.ablation.calibration import read_means
 from workflow_scripts.ablation.generation import generate
 from workflow_scripts.ablation.interventions import OUTPUT_MODES, Intervention
 from workflow_scripts.ablation.metrics import METRICS, measure
-from workflow_scripts.ablation.selection import conditions_of, parse_head, read_selection
+from workflow_scripts.ablation.selection import (
+    UNABLATED,
+    conditions_of,
+    parse_head,
+    read_selection,
+)
 from workflow_scripts.common.artifacts import read_table, write_table
 from workflow_scripts.common.decoding import Generation
 from workflow_scripts.common.models import LanguageModel, model_of_rule
@@ -21,6 +26,8 @@ SCHEMA: dict[str, Any] = {
     "heads": pl.List(pl.String),
     "mode": pl.String,
     "site": pl.String,
+    "factor": pl.Float64,
+    "calibration": pl.String,
     "probe_id": pl.String,
     "generated_ids": pl.List(pl.Int32),
     "stopped": pl.Boolean,
@@ -30,10 +37,11 @@ SCHEMA: dict[str, Any] = {
 
 
 def intervention_for(
-    snakemake: Any, head_sets: list[list[str]], mode: str, site: str, probes: pl.DataFrame
+    snakemake: Any, head_sets: list[list[str]], how: dict[str, Any], probes: pl.DataFrame
 ) -> Intervention:
     """Return the intervention of a job, with the calibration means where the mode needs them."""
     means = {}
+    mode, site, factor = how["mode"], how["site"], how["factor"]
     if mode.startswith("mean_"):
         table = read_table(snakemake.input.calibration[0], kind="calibration")
         means = read_means(table, "output" if mode in OUTPUT_MODES else site)
@@ -43,6 +51,7 @@ def intervention_for(
         site=site,
         head_sets=[[parse_head(name) for name in heads] for heads in head_sets],
         means=means,
+        factor=1.0 if factor is None else factor,
         needles=[None if start is None else (start, stop) for start, stop in spans],
     )
 
@@ -57,7 +66,7 @@ def status_of(generation: Generation) -> str:
 def generations_table(
     lm: LanguageModel,
     probes: pl.DataFrame,
-    intervention: Intervention,
+    how: dict[str, Any],
     head_sets: list[list[str]],
     answers: list[list[Generation]],
 ) -> pl.DataFrame:
@@ -68,8 +77,7 @@ def generations_table(
             text = lm.decode(generation.ids, skip_special_tokens=True)
             row = {
                 "heads": heads,
-                "mode": intervention.mode,
-                "site": intervention.site,
+                **how,
                 "probe_id": probe["probe_id"],
                 "generated_ids": generation.ids,
                 "stopped": generation.stopped,
@@ -94,10 +102,10 @@ def main(snakemake: Any) -> None:
     task, key = snakemake.wildcards.task, snakemake.wildcards.key
     selection = read_selection(snakemake.input.selection)
     head_sets = list(conditions_of(selection, task, key))
-    mode, site = selection.filter(pl.col("key") == key).select("mode", "site").row(0)
+    how = selection.filter(pl.col("key") == key).select(*UNABLATED).row(0, named=True)
     spec = json.loads(snakemake.params.spec)
     probes = read_table(snakemake.input.probes, kind="probes", spec=spec["probes"])
-    intervention = intervention_for(snakemake, head_sets, mode, site, probes)
+    intervention = intervention_for(snakemake, head_sets, how, probes)
     lm = model_of_rule(snakemake)
     log.info("%s: %d conditions x %d probes", task, len(head_sets), probes.height)
     with tqdm(
@@ -112,7 +120,7 @@ def main(snakemake: Any) -> None:
             batch_tokens=snakemake.config["models"][snakemake.wildcards.model]["batch_tokens"],
             progress=bar.update,
         )
-    table = generations_table(lm, probes, intervention, head_sets, answers)
+    table = generations_table(lm, probes, how, head_sets, answers)
     write_table(table, snakemake.output[0], kind="generations", spec={**spec, "key": key})
 
 

@@ -25,9 +25,20 @@ SCHEMA: dict[str, Any] = {
     "seed": pl.Int32,
     "mode": pl.String,
     "site": pl.String,
+    "factor": pl.Float64,
+    "calibration": pl.String,
     "heads": pl.List(pl.String),
     "key": pl.String,
 }
+
+
+UNABLATED: dict[str, Any] = {
+    "mode": "none",
+    "site": "none",
+    "factor": None,
+    "calibration": None,
+}
+"""Intervention of a condition without heads: under every mode it is the same."""
 
 
 @dataclass(frozen=True)
@@ -280,18 +291,27 @@ def selection_table(spec: dict[str, Any], heads: pl.DataFrame) -> pl.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for task, task_spec in sorted(spec["tasks"].items()):
         for group in head_sets(spec, heads):
-            # The unablated run is the same under every mode.
-            unablated = not any(s.heads for s in group)
-            how = ("none", "none") if unablated else (spec["mode"], spec["site"])
+            ablated = any(s.heads for s in group)
+            how = spec["interventions"][group[0].selector] if ablated else UNABLATED
             key = generations_key(task_spec, how, group)
             rows += [
-                (task, s.selector, s.end, s.k, s.seed, *how, list(s.heads), key) for s in group
+                (
+                    task,
+                    s.selector,
+                    s.end,
+                    s.k,
+                    s.seed,
+                    *(how[name] for name in UNABLATED),
+                    list(s.heads),
+                    key,
+                )
+                for s in group
             ]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
 def generations_key(
-    task_spec: dict[str, Any], how: tuple[str, str], group: Sequence[HeadSet]
+    task_spec: dict[str, Any], how: dict[str, Any], group: Sequence[HeadSet]
 ) -> str:
     """Return the store key of a file of generations: what is run, not who chose it.
 
@@ -302,13 +322,12 @@ def generations_key(
     task_spec
         See `common.layout.generations_spec`.
     how
-        Mode and site of the intervention.
+        Mode, site and factor of the intervention, and the key of its calibration means; by the names
+        of `UNABLATED`.
     group
         The conditions of the file.
     """
-    mode, site = how
-    sets = distinct_sets(group)
-    return key_of({"task": task_spec, "mode": mode, "site": site, "head_sets": sets})
+    return key_of({"task": task_spec, "head_sets": distinct_sets(group), **how})
 
 
 def distinct_sets(group: Sequence[HeadSet]) -> list[list[str]]:

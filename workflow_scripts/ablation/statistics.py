@@ -86,6 +86,21 @@ def bootstrap_interval(values: Floats, seed: int) -> tuple[float, float]:
     return _percentile_interval(resampled_means(values, RESAMPLES, seed))
 
 
+def relative_to(
+    baseline: Floats, values: Floats, seed: int
+) -> tuple[float | None, float | None, float | None]:
+    """Return a condition's mean over that of the unablated run, and its 95 % interval.
+
+    Probes are resampled with both values together. Resamples whose baseline is 0 define no ratio and
+    are left out; where the baseline itself is 0, all three are None.
+    """
+    if baseline.mean() == 0:
+        return None, None, None
+    below, above = (resampled_means(v, RESAMPLES, seed) for v in (baseline, values))
+    low, high = _percentile_interval(above[below != 0] / below[below != 0])
+    return float(values.mean() / baseline.mean()), low, high
+
+
 def paired_difference(condition: Floats, reference: Floats, seed: int) -> Difference:
     """Compare a condition with a reference over the same probes.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workflow_scripts.ablation.metrics import METRICS
 from workflow_scripts.ablation.selection import read_selection, sort_heads
-from workflow_scripts.ablation.statistics import bootstrap_interval
+from workflow_scripts.ablation.statistics import bootstrap_interval, relative_to
 from workflow_scripts.common.artifacts import read_provenance, read_table, write_table
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.script import run_script
@@ -27,11 +27,15 @@ SCHEMA: dict[str, Any] = {
     "seed": pl.Int32,
     "mode": pl.String,
     "site": pl.String,
+    "factor": pl.Float64,
     "metric": pl.String,
     "value": pl.Float64,
     "ci_low": pl.Float64,
     "ci_high": pl.Float64,
     "baseline": pl.Float64,
+    "relative": pl.Float64,
+    "relative_low": pl.Float64,
+    "relative_high": pl.Float64,
     "n_probes": pl.Int32,
     "heads": pl.List(pl.String),
 }
@@ -102,6 +106,9 @@ def ablation_table(
 ) -> pl.DataFrame:
     """Return the ablation table: a row per condition and metric, in the order of the selection.
 
+    `relative` is the value over the baseline, with its paired interval, so that tasks of unlike
+    difficulty compare; null where the baseline is 0.
+
     Parameters
     ----------
     selection
@@ -127,6 +134,8 @@ def ablation_table(
         _check_condition(found, heads, baseline)
         for metric, values in found.values[heads].items():
             low, high = bootstrap_interval(values, seed)
+            unablated = baseline.values[()][metric]
+            relative = relative_to(unablated, values, seed)
             rows.append(
                 {name: condition[name] for name in SCHEMA if name in condition}
                 | {
@@ -136,7 +145,10 @@ def ablation_table(
                     "value": float(values.mean()),
                     "ci_low": low,
                     "ci_high": high,
-                    "baseline": float(baseline.values[()][metric].mean()),
+                    "baseline": float(unablated.mean()),
+                    "relative": relative[0],
+                    "relative_low": relative[1],
+                    "relative_high": relative[2],
                     "n_probes": len(values),
                 }
             )

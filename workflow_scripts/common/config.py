@@ -72,6 +72,7 @@ def validate(
     _check_references(completed)
     _check_splits(completed)
     _check_retrieval(completed)
+    _check_interventions(completed)
     _check_directions(completed)
     for name, row in completed["models"].items():
         _check_model(name, row)
@@ -304,6 +305,21 @@ def _terms(config: Config, score: str) -> list[str]:
     """Return the scores that a difference subtracts, or the score itself."""
     terms: list[str] = config["scores"][score].get("difference", [score])
     return terms
+
+
+def _check_interventions(config: Config) -> None:
+    """Check that a factor and a site stand only where the mode has one, and a factor where it must."""
+    for name, row in config["selectors"].items():
+        mode = row.get("mode", config["ablation"]["mode"])
+        if mode == "scale" and "factor" not in config["ablation"] | row:
+            raise UserError(
+                f"config: selectors.{name}: mode scale needs a factor; add one, such as factor: 2"
+            )
+        for key, wanted in (("factor", "scale"), ("site", "mean_query or zero_query")):
+            if key in row and mode not in wanted.split(" or "):
+                raise UserError(
+                    f"config: selectors.{name}.{key}: is for mode {wanted}, not {mode}; remove it"
+                )
 
 
 def _check_splits(config: Config) -> None:

@@ -303,7 +303,8 @@ def patching_file(config: Config, model: str, patching: str) -> str:
 
 def calibration_files(config: Config, model: str) -> list[str]:
     """Return the path of the calibration means within a store; none where no mode needs them."""
-    if not config["ablation"]["mode"].startswith("mean_"):
+    modes = {intervention_of(config, model, name)["mode"] for name in config["selectors"]}
+    if not any(mode.startswith("mean_") for mode in modes):
         return []
     return [f"{model}/calibration/{key_of(calibration_spec(config, model))}.parquet"]
 
@@ -394,9 +395,33 @@ def generations_spec(config: Config, model: str, task: str) -> dict[str, Any]:
         "model": model_spec(config, model),
         "dtype": config["models"][model]["dtype"],
         "probes": probes_spec(config, model, config["tasks"][task]["dataset"]),
-        "calibration": key_of(calibration_spec(config, model)),
         "version": ABLATION_VERSION,
     }
+
+
+def intervention_of(config: Config, model: str, selector: str) -> dict[str, Any]:
+    """Return what a selector's heads are made to do: its own settings over those of `ablation`.
+
+    Site, factor and the key of the calibration means are those of modes that have one; else "none" or
+    None.
+    """
+    settings = config["ablation"] | config["selectors"][selector]
+    mode = settings["mode"]
+    return {
+        "mode": mode,
+        "site": settings["site"] if mode.endswith("_query") else "none",
+        "factor": float(settings["factor"]) if mode == "scale" else None,
+        "calibration": (
+            key_of(calibration_spec(config, model)) if mode.startswith("mean_") else None
+        ),
+    }
+
+
+def task_metric(config: Config, task: str) -> str:
+    """Return the metric that a task is judged by: its own, or that of its format."""
+    row = config["tasks"][task]
+    in_haystack = config["probes"][row["dataset"]]["format"] in ("nolima", "niah")
+    return str(row.get("metric", "accuracy" if in_haystack else "exact_match"))
 
 
 def selection_spec(config: Config, model: str) -> dict[str, Any]:
@@ -407,8 +432,9 @@ def selection_spec(config: Config, model: str) -> dict[str, Any]:
         "heads": key_of(heads_spec(config, model)),
         "selectors": config["selectors"],
         "k": config["ablation"]["k"],
-        "mode": config["ablation"]["mode"],
-        "site": config["ablation"]["site"],
+        "interventions": {
+            name: intervention_of(config, model, name) for name in config["selectors"]
+        },
         "heads_files": content_digests(files),
         "seed": config["seed"],
         "tasks": {task: generations_spec(config, model, task) for task in config["tasks"]},
@@ -422,8 +448,22 @@ def ablation_spec(config: Config, model: str) -> dict[str, Any]:
 
 def comparison_spec(config: Config, model: str) -> dict[str, Any]:
     """Return what determines the table of paired comparisons."""
-    random = sorted(name for name, row in config["selectors"].items() if "random" in row)
+    # Heads matched to a score's layers are no plain random heads: they are compared with those.
+    random = sorted(
+        name
+        for name, row in config["selectors"].items()
+        if "random" in row and "matched_to" not in row
+    )
     return ablation_spec(config, model) | {"random": random}
+
+
+def dissociation_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines the dissociation scores."""
+    judged = {
+        task: {"metric": task_metric(config, task), "role": row["role"]}
+        for task, row in config["tasks"].items()
+    }
+    return ablation_spec(config, model) | {"judged": judged}
 
 
 def report_spec(config: Config, model: str) -> dict[str, Any]:

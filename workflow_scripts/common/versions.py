@@ -21,5 +21,5 @@ CALIBRATION_VERSION = 1
 PATCHING_VERSION = 1
 """How prompts are corrupted and heads patched."""
 
-ABLATION_VERSION = 1
+ABLATION_VERSION = 2
 """How heads are ablated, answers generated and measured."""

@@ -1,18 +1,27 @@
 """Readers of the needle files: whatever the format, a file becomes a list of `Needle` records.
 
 Formats (method, section 5): `nolima`, a JSON list of entries with a needle, questions, characters
-and tests; `niah`, JSON lines {needle, question, real_needle}; `qa`, JSON lines {id, question,
-answer, aliases} for questions that need no needle; `document`, JSON lines {id, document, question,
-answer} for questions about a text of the user's, whose answer may be left out.
+and tests; `niah`, JSON lines {needle, question, real_needle}.
+
+Formats of questions that need no needle: `qa`, JSON lines {id, question, answer, aliases}; `popqa`,
+TSV or JSON lines with PopQA's columns; `arithmetic`, JSON lines {context, completion} as in
+EleutherAI/arithmetic; `musique`, JSON lines with 20 paragraphs; `babilong`, {input, question, target},
+a JSON list or JSON lines.
+
+`document`, JSON lines {id, document, question, answer}, asks about a text of the user's; the answer
+may be left out.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from workflow_scripts.common.errors import UserError
@@ -31,8 +40,18 @@ DOCUMENT_TEMPLATE = (
     "Read the document below, then answer the question about it in a few words.\n\n{haystack}\n\n"
     "Question: {question}"
 )
+MUSIQUE_TEMPLATE = (
+    "Use the paragraphs to answer the question. Put the answer, and nothing else, between <answer> "
+    "and </answer>.\n\n{paragraphs}\n\nQuestion: {question}"
+)
+BABILONG_TEMPLATE = (
+    "Read the story and answer the question about it in one word. Put it between <answer> and "
+    "</answer>.\n\n{input}\n\nQuestion: {question}"
+)
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_FIELD = re.compile(r"\{(\w+)\}")
+_ARITHMETIC = re.compile(r"\s*(?:Q|Question):(.*?)(?:A|Answer):\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -42,7 +61,8 @@ class Question:
     Attributes
     ----------
     kind
-        Question type, such as "onehop", "twohop" or "literal"; elsewhere the format's name.
+        Question type, such as "onehop", "twohop" or "literal"; PopQA's relation; elsewhere, unless
+        the file tells a kind, the name of the format.
     text
         What the model is asked.
     """
@@ -108,9 +128,9 @@ def read_needles(
     path
         The file.
     data_format
-        "nolima", "niah", "qa" or "document".
+        A key of `_READERS`.
     questions
-        Question kinds to ask (NoLiMa only, where it must not be empty).
+        Question kinds to ask: for NoLiMa at least one; elsewhere all where it is empty.
     template
         Prompt to use instead of the file's, or the format's, own.
 
@@ -127,7 +147,19 @@ def read_needles(
     needles = _READERS[data_format](path, questions, template)
     if not needles:
         raise UserError(f"{path}: holds no entry; add at least one")
-    return needles
+    return _of_kinds(needles, questions, path)
+
+
+def _of_kinds(needles: list[Needle], kinds: Sequence[str], path: Path) -> list[Needle]:
+    """Return the needles that are asked about in one of some kinds; all where none is named."""
+    known = {question.kind for needle in needles for question in needle.questions}
+    for kind in kinds:
+        if kind not in known:
+            raise UserError(
+                f"{path}: has no question of kind '{kind}', only {', '.join(sorted(known))}; correct "
+                "questions in the config"
+            )
+    return [n for n in needles if not kinds or any(q.kind in kinds for q in n.questions)]
 
 
 def check_template(template: str, where: str, *, needs_haystack: bool) -> None:
@@ -140,7 +172,7 @@ def check_template(template: str, where: str, *, needs_haystack: bool) -> None:
     if needs_haystack and template.index(HAYSTACK) > template.index(QUESTION):
         raise UserError(f"{where}: {QUESTION} stands before {HAYSTACK}; put the haystack first")
     if not needs_haystack and HAYSTACK in template:
-        raise UserError(f"{where}: holds {HAYSTACK}, but format qa has none; remove it")
+        raise UserError(f"{where}: holds {HAYSTACK}, but its format has none; remove it")
 
 
 def _read_nolima(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
@@ -232,47 +264,181 @@ def _read_niah(path: Path, kinds: Sequence[str], template: str | None) -> list[N
 
 
 def _read_qa(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
+    return [
+        _bare_question(
+            item=_string(entry, "id", where),
+            question=Question("qa", _string(entry, "question", where)),
+            answer=_string(entry, "answer", where),
+            aliases=_strings(entry, "aliases", where) if "aliases" in entry else (),
+            template=QA_TEMPLATE if template is None else template,
+            where=where,
+        )
+        for where, entry in _unrepeated(_json_lines(path))
+    ]
+
+
+def _read_popqa(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
     needles = []
-    seen: set[str] = set()
-    for _, where, entry in _json_lines(path):
-        item = _string(entry, "id", where)
-        _refuse_duplicate(item, seen, where)
+    for where, entry in _unrepeated(_tsv(path) if path.suffix == ".tsv" else _json_lines(path)):
+        possible = _get(entry, "possible_answers", where)
+        if isinstance(possible, str):  # the published file holds a list as JSON text
+            possible = _json(f"{where}: possible_answers", possible)
+        accepted = _aliases(possible, f"{where}: possible_answers")
+        answer = _string(entry, "obj", where)
         needles.append(
-            Needle(
-                needle_id=item,
-                text=None,
-                questions=(Question("qa", _string(entry, "question", where)),),
-                answers=(_string(entry, "answer", where),),
-                aliases=tuple(_strings(entry, "aliases", where) if "aliases" in entry else ()),
+            _bare_question(
+                item=str(_get(entry, "id", where)),
+                question=Question(_string(entry, "prop", where), _string(entry, "question", where)),
+                answer=answer,
+                aliases=[text for text in accepted if text != answer],
                 template=QA_TEMPLATE if template is None else template,
+                where=where,
+            )
+        )
+    return needles
+
+
+def _read_arithmetic(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
+    needles = []
+    for number, where, entry in _json_lines(path):
+        context = _string(entry, "context", where)
+        framed = _ARITHMETIC.fullmatch(context)
+        needles.append(
+            _bare_question(
+                item=f"A{number:04d}",
+                question=Question("arithmetic", (framed[1] if framed else context).strip()),
+                answer=_string(entry, "completion", where).strip(),
+                template=QA_TEMPLATE if template is None else template,
+                where=where,
+            )
+        )
+    return needles
+
+
+def _read_musique(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
+    needles = []
+    for where, entry in _unrepeated(_json_lines(path)):
+        if entry.get("answerable") is False:  # a supporting paragraph was taken out
+            continue
+        paragraphs = _get(entry, "paragraphs", where)
+        if not isinstance(paragraphs, list) or not paragraphs:
+            raise UserError(f"{where}: paragraphs is no list of paragraphs; write at least one")
+        texts = []
+        for number, paragraph in enumerate(paragraphs, 1):
+            here = f"{where}: paragraph {number}"
+            if not isinstance(paragraph, dict):
+                raise UserError(f"{here}: is a JSON {_json_type(paragraph)}, expected an object")
+            texts.append(
+                "\n".join(_string(paragraph, f, here) for f in ("title", "paragraph_text"))
+            )
+        needles.append(
+            _bare_question(
+                item=_string(entry, "id", where),
+                question=Question("musique", _string(entry, "question", where)),
+                answer=_string(entry, "answer", where),
+                aliases=_aliases(entry.get("answer_aliases", []), f"{where}: answer_aliases"),
+                template=MUSIQUE_TEMPLATE if template is None else template,
+                fields={"paragraphs": "\n\n".join(texts)},
+                where=where,
+            )
+        )
+    return needles
+
+
+def _read_babilong(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
+    text = _text(path)
+    if text.lstrip().startswith("["):
+        entries = [(n, f"{path}: entry {n}", e) for n, e in enumerate(_json(path, text), 1)]
+    else:
+        entries = list(_json_lines(path))
+    needles = []
+    for number, where, entry in entries:
+        if not isinstance(entry, dict):
+            raise UserError(f"{where}: is a JSON {_json_type(entry)}, expected an object")
+        needles.append(
+            _bare_question(
+                item=_string(entry, "id", where) if "id" in entry else f"B{number:04d}",
+                question=Question(
+                    _string(entry, "kind", where) if "kind" in entry else "babilong",
+                    _string(entry, "question", where).strip(),
+                ),
+                answer=_string(entry, "target", where).strip(),
+                template=BABILONG_TEMPLATE if template is None else template,
+                fields={"input": _string(entry, "input", where).strip()},
+                where=where,
             )
         )
     return needles
 
 
 def _read_documents(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
-    needles = []
-    seen: set[str] = set()
-    for _, where, entry in _json_lines(path):
-        item = _string(entry, "id", where)
-        _refuse_duplicate(item, seen, where)
-        needles.append(
-            Needle(
-                needle_id=item,
-                text=None,
-                questions=(Question("document", _string(entry, "question", where)),),
-                answers=(_string(entry, "answer", where) if "answer" in entry else "",),
-                document=_string(entry, "document", where),
-                template=DOCUMENT_TEMPLATE if template is None else template,
-            )
+    return [
+        Needle(
+            needle_id=_string(entry, "id", where),
+            text=None,
+            questions=(Question("document", _string(entry, "question", where)),),
+            answers=(_string(entry, "answer", where) if "answer" in entry else "",),
+            document=_string(entry, "document", where),
+            template=DOCUMENT_TEMPLATE if template is None else template,
         )
-    return needles
+        for where, entry in _unrepeated(_json_lines(path))
+    ]
+
+
+def _bare_question(
+    *,
+    item: str,
+    question: Question,
+    answer: str,
+    template: str,
+    where: str,
+    aliases: Sequence[str] = (),
+    fields: Mapping[str, str] = MappingProxyType({}),
+) -> Needle:
+    """Return a question without a needle; `fields` go into the template, but for {question}.
+
+    Raises
+    ------
+    UserError
+        If the template names a field that the format has not, or does not ask once.
+    """
+    known = {"question": QUESTION, **fields}
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in known:
+            raise UserError(
+                f"{where}: the prompt's wording has {match[0]}; this format has {_known(known)}"
+            )
+        return known[match[1]]
+
+    # In one pass, so that a value is never filled again.
+    worded = _FIELD.sub(value, template)
+    check_template(worded, f"{where}: the prompt", needs_haystack=False)
+    return Needle(
+        needle_id=item,
+        text=None,
+        questions=(question,),
+        answers=(answer,),
+        aliases=tuple(aliases),
+        template=worded,
+    )
+
+
+def _aliases(values: Any, where: str) -> list[str]:
+    """Return the texts of a published list of answers that are not blank, each once."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise UserError(f"{where}: is {values!r}, expected a list of strings")
+    return list(dict.fromkeys(value for value in values if value.strip()))
 
 
 _READERS: dict[str, Callable[[Path, Sequence[str], str | None], list[Needle]]] = {
     "nolima": _read_nolima,
     "niah": _read_niah,
     "qa": _read_qa,
+    "popqa": _read_popqa,
+    "arithmetic": _read_arithmetic,
+    "musique": _read_musique,
+    "babilong": _read_babilong,
     "document": _read_documents,
 }
 
@@ -326,6 +492,28 @@ def _json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
         if not isinstance(entry, dict):
             raise UserError(f"{where}: is a JSON {_json_type(entry)}, expected an object")
         yield number, where, entry
+
+
+def _tsv(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield (number, where, entry) for each row of a table with a header."""
+    rows = csv.DictReader(io.StringIO(_text(path), newline=""), delimiter="\t")
+    for number, row in enumerate(rows, 1):
+        where = f"{path}: line {rows.line_num}"
+        if None in row or None in row.values():
+            raise UserError(
+                f"{where}: has not the {len(rows.fieldnames or ())} columns of the header"
+            )
+        yield number, where, row
+
+
+def _unrepeated(
+    entries: Iterable[tuple[int, str, dict[str, Any]]],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, entry), and refuse an id that stands there twice."""
+    seen: set[str] = set()
+    for _, where, entry in entries:
+        _refuse_duplicate(str(_get(entry, "id", where)), seen, where)
+        yield where, entry
 
 
 def _get(entry: Mapping[str, Any], name: str, where: str) -> Any:

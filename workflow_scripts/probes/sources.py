@@ -38,7 +38,7 @@ def check_sources(
         The row of `probes:` in the config: format, questions, split, context_lengths, depths, size,
         template, needle.
     needles_path, haystack_paths
-        The files; no haystack for formats qa and document.
+        The files; haystacks only for the formats `IN_HAYSTACKS`.
     dataset
         Name of the row, for messages.
 
@@ -100,7 +100,8 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
     if row.get("needle", "present") not in ("present", "removed"):
         raise UserError(f"{where}.needle: '{row['needle']}' is neither present nor removed")
     if row.get("template") is not None:
-        check_template(row["template"], f"{where}.template", needs_haystack=row["format"] != "qa")
+        with_text = row["format"] in (*IN_HAYSTACKS, "document")
+        check_template(row["template"], f"{where}.template", needs_haystack=with_text)
     if row["format"] not in IN_HAYSTACKS:
         return
     for name in ("context_lengths", "depths"):

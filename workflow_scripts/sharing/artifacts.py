@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath
 
-from workflow_scripts.ablation.selection import HeadSet, generations_key
+from workflow_scripts.ablation.selection import UNABLATED, HeadSet, generations_key
 from workflow_scripts.common.artifacts import read_provenance, read_table
 from workflow_scripts.common.digests import key_of
 from workflow_scripts.common.errors import UserError
@@ -97,10 +97,10 @@ def _key_of_generations(path: Path) -> str:
     if table.is_empty():
         raise UserError(f"{path}: holds no answers; delete it and run again")
     task = {k: v for k, v in read_provenance(path)["spec"].items() if k != "key"}
-    mode, site = table.select("mode", "site").row(0)
+    how = table.select(*UNABLATED).row(0, named=True)
     sets = table["heads"].unique(maintain_order=True).to_list()
     group = [HeadSet("", None, 0, None, tuple(heads)) for heads in sets]
-    return generations_key(task, (mode, site), group)
+    return generations_key(task, how, group)
 
 
 def _expect_key(path: Path, found: str, expected: str) -> None:
