@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.shards import open_shard
 from workflow_scripts.scores.intervals import bootstrap_interval
 from workflow_scripts.scores.pooling import PerProbe
@@ -39,6 +40,11 @@ def values_by_step(
         score, answer_token (int32, 0 for the first), layer, head (int32), value (mean over the
         probes that have this token), ci_low, ci_high (95 %, bootstrap over them), n_probes (int32).
         Later tokens are of fewer probes, those with long answers.
+
+    Raises
+    ------
+    UserError
+        If a shard is not the one expected, or no probe passes the gate.
     """
     places, parts = [], []
     for path in shards:
@@ -55,6 +61,11 @@ def values_by_step(
                 continue
             places += [np.arange(group.stop - group.start) for group in groups_of(rows.probe)]
             parts.append(formula_values(rows, settings).values)
+    if not parts:
+        raise UserError(
+            f"scores.{settings.name}: no probe of dataset {settings.dataset} has answer steps under "
+            f"gate '{settings.gate}'; use more or easier probes, or another gate"
+        )
     place, values = np.concatenate(places), np.concatenate(parts)
     layer, head = np.indices(values.shape[1:], dtype=np.int32)
     tables = []
