@@ -1,9 +1,12 @@
+TOP = config["analysis"].get("k", config["ablation"]["k"])
+"""Sizes of the top k that are looked at."""
+
 VIEWS = {
-    "layers": {"k": config["analysis"]["k"]},
-    "kv_groups": {"k": config["analysis"]["k"]},
+    "layers": {"k": TOP},
+    "kv_groups": {"k": TOP},
     "distribution": {},
     "specificity": config["analysis"].get("specificity"),
-    "consensus": {"k": config["analysis"]["k"]},
+    "consensus": {"k": TOP},
 }
 """View of heads.parquet -> its settings; specificity has none until the config names two scores."""
 
@@ -134,7 +137,7 @@ rule compare_scores:
         spec=lambda wildcards: canonical_json(
             {
                 **COMPARISONS[wildcards.comparison],
-                "k": config["analysis"]["k"],
+                "k": TOP,
                 "seed": config["seed"],
             }
         ),

@@ -105,7 +105,7 @@ def test_the_specificity_of_the_planted_heads_is_seen(analysed):
 
 def test_the_causal_score_and_locos_name_the_same_best_head(analysed):
     rows = table(analysed, "agreement").filter(pl.col("measure") == "jaccard", pl.col("k") == 1)
-    found = {a: value for a, value in rows.select("score_a", "value").iter_rows()}
+    found = dict(rows.select("score_a", "value").iter_rows())
     assert found == {"alpha_spatial": 0.0, "locos": 1.0, "locos_literal": 0.0}
     assert rows["score_b"].unique().to_list() == ["cri"]
 

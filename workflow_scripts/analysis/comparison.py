@@ -119,7 +119,8 @@ def check_k(ks: Sequence[int], n_heads: int) -> None:
     """Raise UserError if a k exceeds the number of heads."""
     if max(ks) > n_heads:
         raise UserError(
-            f"config: analysis.k: {max(ks)} is more than the model's {n_heads} heads; lower it"
+            f"config: analysis.k (ablation.k where left out): {max(ks)} is more than the model's "
+            f"{n_heads} heads; lower it"
         )
 
 
