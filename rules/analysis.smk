@@ -36,7 +36,7 @@ STEPWISE = [
     for score, row in sorted(config["scores"].items())
     if "formula" in row and row.get("steps", "answer") == "answer"
 ]
-SCORED = sorted({config["scores"][score]["dataset"] for score in DETECTORS})
+SCORED = sorted({row["dataset"] for row in config["scores"].values() if "dataset" in row})
 
 POSSIBLE = [
     *(view for view, settings in VIEWS.items() if settings is not None),

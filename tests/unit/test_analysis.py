@@ -17,7 +17,13 @@ from workflow_scripts.ablation.selection import imported_score
 from workflow_scripts.analysis import views
 from workflow_scripts.analysis.comparison import compare_scores, paired_weights
 from workflow_scripts.analysis.export_heads import head_file
-from workflow_scripts.analysis.per_probe import KIND, ProbeScores, per_probe_table, read_per_probe
+from workflow_scripts.analysis.per_probe import (
+    KIND,
+    ProbeScores,
+    per_probe,
+    per_probe_table,
+    read_per_probe,
+)
 from workflow_scripts.analysis.provenance import answer_positions, provenance_of
 from workflow_scripts.analysis.rankings import (
     expected_groups,
@@ -32,7 +38,7 @@ from workflow_scripts.analysis.steps import values_by_step
 from workflow_scripts.common.artifacts import write_table
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.scores.pooling import PerProbe
-from workflow_scripts.scores.score import head_table, score_shards
+from workflow_scripts.scores.score import head_table, head_values, score_shards
 from workflow_scripts.scores.settings import parse_score
 
 LOCOS = {"dataset": "d", "formula": "needle_phi - off_phi * needle_len / off_len"}
@@ -414,14 +420,11 @@ def test_an_exported_file_imported_again_gives_the_same_ranking(
 ) -> None:
     settings = parse_score("locos", LOCOS | {"pool": pool})
     scores = score_shards(shards, settings)
-    heads = head_table("m", settings, scores, 42).sort("rank")
-    spec = {
-        "model": "m",
-        "score": "locos",
-        "row": LOCOS | {"pool": pool},
-        "activations": {"spec": {"probes": {"dataset": "d"}}},
-    }
-    write_table(per_probe_table(scores), tmp_path / "p.parquet", kind=KIND, spec=spec)
+    heads = head_table("m", "locos", head_values(settings, scores, 42), 42).sort("rank")
+    ids = [("d", probe) for probe in scores.probe_ids]
+    table = per_probe_table(ProbeScores("m", "locos", pool, ids, scores.probes))
+    spec = {"model": "m", "score": "locos"}
+    write_table(table, tmp_path / "p.parquet", kind=KIND, spec=spec, pool=pool)
     content = head_file(read_per_probe(tmp_path / "p.parquet"))
     (tmp_path / "heads.json").write_text(json.dumps(content), encoding="utf-8")
     grid = [f"{layer}-{head}" for layer in range(2) for head in range(4)]
@@ -445,3 +448,24 @@ def test_an_exported_value_is_the_mean_of_a_probe_s_steps(shards: list[Path]) ->
         layer, head = map(int, name.split("-"))
         steps = alone.filter(pl.col("layer") == layer, pl.col("head") == head)["value"]
         assert values[2] == pytest.approx(steps.mean())
+
+
+def test_a_difference_by_probe_has_the_mean_of_the_two_pooled_values(
+    worlds: list[World], tmp_path: Path
+) -> None:
+    terms, paths = [], []
+    for name, world, pool in (("one", worlds[0], "steps"), ("other", worlds[0], "probes")):
+        spec = {"key": name, "spec": {"probes": {"dataset": name}}}
+        (tmp_path / name).mkdir()
+        path = write_world(world, tmp_path / name / "0.zarr.zip", spec=spec["spec"])
+        paths.append(str(path))
+        row = LOCOS | {"pool": pool, "formula": f"needle_phi - {len(paths)} * off_phi"}
+        terms.append({"model": "m", "score": name, "row": row, "seed": 1, "activations": spec})
+    found = per_probe({"model": "m", "score": "gap", "terms": terms}, paths)
+    pooled = []
+    for term, path in zip(terms, paths, strict=True):
+        settings = parse_score(term["score"], term["row"])
+        pooled.append(head_values(settings, score_shards([path], settings), 1).value)
+    assert found.ids == [("one", "probe-0"), ("one", "probe-1")]
+    np.testing.assert_allclose(found.probes.sums.mean(0), pooled[0] - pooled[1])
+    assert (found.probes.counts == 1).all()

@@ -106,7 +106,9 @@ def compare_scores(
         # The observed values stand in front of the resampled ones.
         weights = paired_weights(first.ids, second.ids, seed)
         values = [
-            np.vstack([pool_heads(s.probes, s.pool).ravel(), resampled_values(s.probes, s.pool, w)])
+            np.concatenate(
+                [pool_heads(s.probes, s.pool)[None], resampled_values(s.probes, s.pool, w)]
+            ).reshape(-1, n_heads)
             for s, w in zip((first, second), weights, strict=True)
         ]
         counts = (len(first.ids), len(second.ids), len(set(first.ids) & set(second.ids)))

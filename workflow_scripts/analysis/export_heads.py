@@ -14,7 +14,7 @@ def head_file(scores: ProbeScores) -> dict[str, Any]:
     "scores" maps "layer-head" to a value a probe (see `probe_values`), in the order of meta's
     "probes"; the mean of a list is the head's value, so a reader of the file finds our ranking.
     """
-    values = probe_values(scores)
+    values = probe_values(scores.probes, scores.pool)
     _, n_layers, n_heads = values.shape
     return {
         "meta": {

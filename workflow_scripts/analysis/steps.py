@@ -11,7 +11,7 @@ import polars as pl
 
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.shards import open_shard
-from workflow_scripts.scores.intervals import bootstrap_interval
+from workflow_scripts.scores.intervals import percentile_interval, resampled_heads
 from workflow_scripts.scores.pooling import PerProbe
 from workflow_scripts.scores.reductions import NEED_NEEDLE, Rows, groups_of
 from workflow_scripts.scores.score import formula_values
@@ -73,7 +73,7 @@ def values_by_step(
         chosen = values[place == token]
         ones = np.ones(len(chosen))
         probes = PerProbe(chosen, ones, ones.astype(np.int64))
-        low, high = bootstrap_interval(probes, "probes", seed)
+        low, high = percentile_interval(resampled_heads(probes, "probes", seed))
         tables.append(
             pl.DataFrame(
                 {
