@@ -36,7 +36,9 @@ STEPWISE = [
     for score, row in sorted(config["scores"].items())
     if "formula" in row and row.get("steps", "answer") == "answer"
 ]
-SCORED = sorted({row["dataset"] for row in config["scores"].values() if "dataset" in row})
+SCORED = sorted(
+    {row["dataset"] for row in config["scores"].values() if "dataset" in row}
+)
 
 POSSIBLE = [
     *(view for view, settings in VIEWS.items() if settings is not None),
@@ -53,13 +55,6 @@ MISSING = {
     "steps": "add a formula over answer steps",
     "provenance": "add a score with a dataset",
 }
-
-
-def possible(analysis, paths):
-    """Return the inputs of an analysis if the config has what it takes for it."""
-    if analysis not in POSSIBLE:
-        raise WorkflowError(f"config: analysis {analysis}: {MISSING[analysis]}")
-    return paths
 
 
 rule score_probes:
@@ -111,7 +106,7 @@ rule export_heads:
 
 rule compare_scores:
     input:
-        lambda wildcards: possible(
+        lambda wildcards: inputs_of_analysis(
             wildcards.comparison,
             expand(
                 "results/{model}/analysis/per_probe/{score}.parquet",
@@ -148,7 +143,7 @@ rule compare_scores:
 
 rule view_heads:
     input:
-        lambda wildcards: possible(
+        lambda wildcards: inputs_of_analysis(
             wildcards.view, f"results/{wildcards.model}/heads.parquet"
         ),
     output:
@@ -174,7 +169,7 @@ rule view_heads:
 
 rule trace_steps:
     input:
-        lambda wildcards: possible("steps", []),
+        lambda wildcards: inputs_of_analysis("steps", []),
         unpack(
             lambda wildcards: {
                 f"of_{score}": ancient(evidence_of(wildcards.model, score))
@@ -204,7 +199,7 @@ rule trace_steps:
 
 rule trace_provenance:
     input:
-        lambda wildcards: possible("provenance", []),
+        lambda wildcards: inputs_of_analysis("provenance", []),
         unpack(
             lambda wildcards: {
                 f"of_{dataset}": ancient(shards_of(wildcards.model, dataset))
