@@ -332,3 +332,10 @@ def model_memory(wildcards, attempt):
 def model_runtime(wildcards, attempt):
     """Return the longest time of a model's job in minutes, more at each attempt."""
     return config["models"][wildcards.model]["runtime"] * attempt
+
+
+def inputs_of_analysis(analysis, paths):
+    """Return the inputs of an analysis if the config has what it takes for it."""
+    if analysis not in POSSIBLE:
+        raise WorkflowError(f"config: analysis {analysis}: {MISSING[analysis]}")
+    return paths

@@ -264,6 +264,8 @@ def _check_references(config: Config) -> None:
     references.append(
         ("ablation.calibration.dataset", config["ablation"]["calibration"]["dataset"], "probes")
     )
+    for kind, score in config["analysis"].get("specificity", {}).items():
+        references.append((f"analysis.specificity.{kind}", score, "scores"))
     references += [
         (f"scores.{name}.difference", term, "scores")
         for name, row in config["scores"].items()
@@ -474,7 +476,7 @@ def _check_known_models(config: Config) -> None:
 
 
 def check_heads(config: Config, name: str, model: Mapping[str, Any]) -> None:
-    """Check that a model has as many heads as `ablation.k` asks for.
+    """Check that a model has as many heads as `ablation.k` and `analysis.k` ask for.
 
     Parameters
     ----------
@@ -491,8 +493,7 @@ def check_heads(config: Config, name: str, model: Mapping[str, Any]) -> None:
     """
     model = model.get("text_config", model)
     heads = model.get("num_hidden_layers", 0) * model.get("num_attention_heads", 0)
-    most = max(config["ablation"]["k"])
+    sizes = {"ablation.k": config["ablation"]["k"], "analysis.k": config["analysis"].get("k", [])}
+    key, most = max(((key, k) for key, ks in sizes.items() for k in ks), key=lambda pair: pair[1])
     if heads and most > heads:
-        raise UserError(
-            f"config: ablation.k: {most} is more than the {heads} heads of model {name}"
-        )
+        raise UserError(f"config: {key}: {most} is more than the {heads} heads of model {name}")

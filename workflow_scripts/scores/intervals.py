@@ -26,10 +26,17 @@ def resampled_heads(probes: PerProbe, pool: str, seed: int) -> Floats:
         Of the draws; all scores of a run draw the same probes, so that what is taken from two of
         them over the same probes is paired.
     """
-    numerator, denominator = weighted_terms(probes, pool)
-    count = len(denominator)
+    count = len(probes.counts)
     draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES)
-    weights = draws.astype(np.float64)
+    return resampled_values(probes, pool, draws.astype(np.float64))
+
+
+def resampled_values(probes: PerProbe, pool: str, weights: Floats) -> Floats:
+    """Return the value of each head in given resamples, shape (resample, layer, head).
+
+    `weights` says how often a resample draws each probe, (resample, probe).
+    """
+    numerator, denominator = weighted_terms(probes, pool)
     resampled: Floats = (weights @ numerator) / (weights @ denominator)[:, None]
     return resampled.reshape(-1, *probes.sums.shape[1:])
 
