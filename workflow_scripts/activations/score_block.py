@@ -190,14 +190,12 @@ class _BlockReader:
         one_hot = self.one_hot.to(alpha.device)[:, None]
         sums = {name: (plane @ one_hot).cpu().numpy() for name, plane in planes.items()}
         in_needle = self.in_needle.to(alpha.device)
-        lengths = in_needle.sum(-1)
-        most = min(max(10, int(lengths.max())), alpha.shape[-1])
-        top, where = alpha.topk(most, dim=-1)
-        hit = in_needle.expand(*alpha.shape).gather(-1, where) & (top > 0)
-        top10 = hit[..., :10].sum(-1).cpu().numpy()
-        within = torch.arange(most, device=alpha.device) < lengths[..., None]
-        topn = (top * (hit & within)).sum(-1).cpu().numpy()
-        argmax = where[..., 0].cpu().numpy()
+        attended = in_needle & (alpha > 0)
+        ten = torch.full((len(self.answers), 1, 1, 1), 10, device=alpha.device)
+        top10 = (_largest(alpha, ten) & attended).sum(-1).cpu().numpy()
+        top_n = _largest(alpha, in_needle.sum(-1, keepdim=True)) & attended
+        topn = (alpha * top_n).sum(-1).cpu().numpy()
+        argmax = alpha.argmax(-1).cpu().numpy()  # the first of equals
         counts = {"argmax": argmax.astype(np.int32), "top10_in_needle": top10.astype(np.int32)}
         for b in range(len(self.answers)):
             own = self._own_rows(b)
@@ -277,6 +275,20 @@ class _BlockReader:
         rows = np.asarray(steps, dtype=np.int64) + self.window - 1
         per_cell = np.repeat(factors[rows], capture.length[rows])
         capture.dense[name] = capture.dense[name] * per_cell
+
+
+def _largest(alpha: Tensor, counts: Tensor) -> Tensor:
+    """Return which keys have the largest weights, the first of equals, bool, the shape of alpha.
+
+    `alpha` is (batch, heads, queries, keys); `counts`, how many, (batch, 1, 1, 1). topk alone does not
+    say which of equal weights it takes, and a head that attends evenly has nothing else.
+    """
+    counts = counts.clamp(max=alpha.shape[-1])
+    top = alpha.topk(max(1, int(counts.max())), dim=-1).values
+    least = top.gather(-1, (counts - 1).clamp(min=0).expand(*alpha.shape[:-1], 1))
+    above, equal = alpha > least, alpha == least
+    room = counts - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= room))
 
 
 def _contribution(write: Tensor, value: Tensor) -> Tensor:
