@@ -198,14 +198,12 @@ class _BlockReader:
         one_hot = self.one_hot.to(alpha.device)[:, None]
         sums = {name: (plane @ one_hot).cpu().numpy() for name, plane in planes.items()}
         in_needle = self.in_needle.to(alpha.device)
-        lengths = in_needle.sum(-1)
-        most = min(max(10, int(lengths.max())), alpha.shape[-1])
-        top, where = alpha.topk(most, dim=-1)
-        hit = in_needle.expand(*alpha.shape).gather(-1, where) & (top > 0)
-        top10 = hit[..., :10].sum(-1).cpu().numpy()
-        within = torch.arange(most, device=alpha.device) < lengths[..., None]
-        topn = (top * (hit & within)).sum(-1).cpu().numpy()
-        argmax = where[..., 0].cpu().numpy()
+        attended = in_needle & (alpha > 0)
+        ten = torch.full((len(self.answers), 1, 1, 1), 10, device=alpha.device)
+        top10 = (_largest(alpha, ten) & attended).sum(-1).cpu().numpy()
+        top_n = _largest(alpha, in_needle.sum(-1, keepdim=True)) & attended
+        topn = (alpha * top_n).sum(-1).cpu().numpy()
+        argmax = alpha.argmax(-1).cpu().numpy()  # the first of equals
         at = alpha.masked_fill(~in_needle, -1.0).argmax(-1, keepdim=True)
         phis = [name for name in planes if name != "alpha"]
         peaks = {name: planes[name].gather(-1, at)[..., 0].cpu().numpy() for name in phis}
@@ -313,7 +311,22 @@ def _without_thinking(capture: Capture, thinking: int) -> Capture:
             ).split()
         },
         by_region={name: values[kept] for name, values in capture.by_region.items()},
+        peak={name: values[kept] for name, values in capture.peak.items()},
     )
+
+
+def _largest(alpha: Tensor, counts: Tensor) -> Tensor:
+    """Return which keys have the largest weights, the first of equals, bool, the shape of alpha.
+
+    `alpha` is (batch, heads, queries, keys); `counts`, how many, (batch, 1, 1, 1). topk alone does not
+    say which of equal weights it takes, and a head that attends evenly has nothing else.
+    """
+    counts = counts.clamp(max=alpha.shape[-1])
+    top = alpha.topk(max(1, int(counts.max())), dim=-1).values
+    least = top.gather(-1, (counts - 1).clamp(min=0).expand(*alpha.shape[:-1], 1))
+    above, equal = alpha > least, alpha == least
+    room = counts - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= room))
 
 
 def _contribution(write: Tensor, value: Tensor) -> Tensor:
