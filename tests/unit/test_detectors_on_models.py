@@ -29,6 +29,7 @@ from workflow_scripts.scores.score import score_shards
 from workflow_scripts.scores.settings import parse_score
 
 NEW_TOKENS = 5
+BUDGET = {"max_new_tokens": NEW_TOKENS, "max_thinking_tokens": 0, "forced_ids": None}
 TINY = Path("data/models/tiny")
 
 
@@ -56,7 +57,7 @@ def generate(lm: LanguageModel, ids: list[int]) -> list[int]:
     with torch.inference_mode():
         while len(found) < NEW_TOKENS:
             logits = lm.model(torch.tensor([ids + found]), use_cache=False).logits
-            if lm.ends_answer(int(logits[0, -1].argmax())):
+            if int(logits[0, -1].argmax()) in lm.eos_ids:
                 break
             found.append(int(logits[0, -1].argmax()))
     return found
@@ -130,7 +131,7 @@ def probe(
 
 def shard_of(lm: LanguageModel, records: list[dict[str, Any]], path: Path) -> Path:
     """Capture probes and write them without rounding; what was generated must be as expected."""
-    rows = [record | {"max_new_tokens": NEW_TOKENS, "forced_ids": None} for record in records]
+    rows = [record | BUDGET for record in records]
     table = pl.DataFrame(rows)
     results = capture_probes(
         lm,

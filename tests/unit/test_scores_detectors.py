@@ -49,7 +49,9 @@ def score_file(path: Path, row: dict[str, Any], *others: Path) -> NDArray[np.flo
 
 
 def scored(world: World, folder: Path, row: dict[str, Any]) -> NDArray[np.float64]:
-    return score_file(write_world(world, folder / "0.zarr.zip"), row)
+    # A shard that is there is left as it is, so each world gets a file of its own.
+    number = len(list(folder.glob("*.zarr.zip")))
+    return score_file(write_world(world, folder / f"{number}.zarr.zip"), row)
 
 
 @pytest.fixture(scope="module")
