@@ -16,7 +16,7 @@ from workflow_scripts.ablation.selection import selection_table
 from workflow_scripts.ablation.show import WIDTH, status_section, summary, table_lines
 from workflow_scripts.ablation.tabulate import SCHEMA, ablation_table, read_answers
 from workflow_scripts.common.artifacts import read_table, write_table
-from workflow_scripts.common.digests import canonical_json
+from workflow_scripts.common.digests import canonical_json, key_of
 from workflow_scripts.common.errors import UserError
 
 GRID = [(layer, head) for layer in range(3) for head in range(2)]
@@ -30,7 +30,11 @@ SPEC: dict[str, Any] = {
     },
     "k": [1, 2],
     "interventions": dict.fromkeys(("locos", "random", "mine"), HOW),
-    "tasks": {"nonliteral": {"task": 1}, "literal": {"task": 2}},
+    "tasks": {
+        task: {"probes": {"row": {"split": split}}}
+        for task, split in (("nonliteral", "evaluate"), ("literal", "all"))
+    },
+    "heads": key_of({}),
     "seed": 42,
 }
 N_PROBES = {"nonliteral": 8, "literal": 6}
@@ -87,8 +91,7 @@ def write_generations(folder: Path, selection: pl.DataFrame) -> list[Path]:
             schema_overrides={"heads": pl.List(pl.String)},
         )
         path = folder / task / f"{key}.parquet"
-        spec = {"probes": {"row": {"split": "evaluate" if task == "nonliteral" else "all"}}}
-        write_table(table, path, kind="generations", spec=spec)
+        write_table(table, path, kind="generations", spec=SPEC["tasks"][task] | {"key": key})
         paths.append(path)
     return paths
 
@@ -220,13 +223,15 @@ def run_stage(folder: Path, generations_reversed: bool = False) -> None:
     write_table(heads_table(), heads, kind="heads", spec={}, counts=counts)
     params = SimpleNamespace(spec=canonical_json(SPEC))
     selection = folder / "selection.parquet"
-    select_heads.main(job(selection, input=[str(heads)], params=params))
+    inputs = SimpleNamespace(heads=str(heads))
+    select_heads.main(job(selection, input=inputs, params=params))
     paths = write_generations(folder / "generations", read_table(selection, kind="selection"))
     if generations_reversed:
         paths.reverse()
     inputs = SimpleNamespace(selection=str(selection), generations=[str(path) for path in paths])
     ablation = folder / "ablation.parquet"
-    tabulate.main(job(ablation, input=inputs, params=params))
+    spec = canonical_json({"seed": SPEC["seed"], "selection": SPEC})
+    tabulate.main(job(ablation, input=inputs, params=SimpleNamespace(spec=spec)))
     inputs = SimpleNamespace(ablation=str(ablation), heads=str(heads))
     show.main(job(folder / "summary.md", input=inputs))
 

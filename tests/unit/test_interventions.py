@@ -479,6 +479,8 @@ def capture_rows(prompts: list[list[int]]) -> pl.DataFrame:
         "answer": "t5",
         "has_bos": True,
         "max_new_tokens": 4,
+        "max_thinking_tokens": 0,
+        "forced_ids": None,
     }
     for name, span in {"needle": (20, 24), "real_needle": (21, 23), "haystack": (1, 40)}.items():
         row |= {f"{name}_start": span[0], f"{name}_end": span[1]}

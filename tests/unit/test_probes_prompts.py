@@ -21,7 +21,7 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from workflow_scripts.common.artifacts import read_table
 from workflow_scripts.common.errors import UserError
@@ -602,7 +602,9 @@ def test_the_script_writes_the_table_with_the_spec_it_was_made_for(
     tmp_path: Path, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenize_probes, "load_tokenizer", lambda source: byte_level())
+    monkeypatch.setattr(tokenize_probes, "load_config", lambda source: LlamaConfig())
     row = {name: value for name, value in ROW.items() if name != "seed"}
+    row |= {"max_thinking_tokens": 0}
     spec = {"model": {"folder": "m"}, "dataset": "x", "probes": row, "seed": 11}
     output = tmp_path / "out" / "x.parquet"
     tokenize_probes.main(

@@ -52,7 +52,8 @@ GENERATIONS = (
 def fill(store: Path) -> Path:
     """Write a shard, its manifest, a probes table and a file of generations."""
     path = store / SHARD
-    arrays = {"alpha": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
+    alpha = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    arrays = {"alpha": alpha, "row_offset": np.zeros(1, np.int64)}
     about = {"probes": [{"status": "passed"}], "n_layers": 2, "n_heads": 3, "n_kv_heads": 3}
     write_shard(path, manifest_of(path), arrays, about, SPEC)
     probes = pl.DataFrame({"probe_id": [f"probe-{i}" for i in range(200)]})
@@ -61,7 +62,8 @@ def fill(store: Path) -> Path:
         {
             "heads": [sorted(heads) for heads in HEADS for _ in range(2)],
             **HOW,
-            "text": ["a", "b", "c", "d"],
+            # Long and hardly compressible, so that most of the file is pages of data.
+            "text": [np.random.default_rng(i).bytes(4000).hex() for i in range(4)],
         }
     )
     path = store / GENERATIONS

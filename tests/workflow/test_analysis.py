@@ -85,7 +85,8 @@ def test_the_planted_retrieval_head_is_non_literal_and_the_copying_head_is_liter
     assert retrieval["non_literality"] > 0.99
     assert retrieval["share_needle"] > 0.99
     assert copying["non_literality"] < 0.01
-    assert copying["share_answer"] == pytest.approx(copying["share_equal"]) > 0.99
+    assert copying["share_answer"] == pytest.approx(copying["share_equal"])
+    assert copying["share_equal"] > 0.99
     assert head(nonliteral, 3, 3)["share_haystack"] > 0.99
 
 

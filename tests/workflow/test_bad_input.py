@@ -154,7 +154,7 @@ def test_a_gpu_asked_for_where_there_is_none_is_refused(bare, tmp_path, device):
     # A machine without a GPU, wherever the test runs: no driver's tool, no visible device.
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("bash", "sh"):
+    for name in ("bash", "sh", "which"):
         (tools / name).symlink_to(shutil.which(name) or name)
     env = environment() | {"PATH": os.fspath(tools), "CUDA_VISIBLE_DEVICES": ""}
     value = {"models": {"tiny": {"device": device}}}
