@@ -1,94 +1,16 @@
 "use strict";
 (() => {
+  const { element, number, colour, headMap } = shared;
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
   const names = Object.keys(data.scores);
   const SHOWN = 20;
-  // ColorBrewer's RdBu from blue (-1) over white (0) to red (1), as in the figures.
-  const RDBU = [[5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240], [247, 247, 247],
-    [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31]];
-  const state = { score: data.main, sort: "value", descending: true, all: false, chosen: null };
+  const state = { score: data.main, sort: "value", descending: true, all: false };
 
-  const element = (tag, properties = {}, children = []) => {
-    const made = Object.assign(document.createElement(tag), properties);
-    made.append(...children);
-    return made;
-  };
-  const number = (value) => {
-    const size = Math.abs(value);
-    const digits = size >= 100 ? value.toFixed(0) : size >= 0.001 ? value.toPrecision(3) : value.toExponential(1);
-    return (value === 0 ? "0" : digits).replaceAll("-", "\u2212");
-  };
   const nameOf = (index) => `${data.heads[index][0]}-${data.heads[index][1]}`;
   const interval = ([, low, high]) => `[${number(low)}, ${number(high)}]`;
 
-  const colour = (value, limit) => {
-    const place = (Math.max(-1, Math.min(1, value / limit)) + 1) * (RDBU.length - 1) / 2;
-    const below = Math.min(Math.floor(place), RDBU.length - 2);
-    const channel = (c) => Math.round(RDBU[below][c] + (place - below) * (RDBU[below + 1][c] - RDBU[below][c]));
-    return `rgb(${channel(0)}, ${channel(1)}, ${channel(2)})`;
-  };
-
-  // The map: a row a head, a column a layer.
-  const layers = 1 + Math.max(...data.heads.map((head) => head[0]));
-  const rows = 1 + Math.max(...data.heads.map((head) => head[1]));
-  const cells = [];
-  const at = (layer, head) => cells[layer * rows + head];
-
-  const buildMap = () => {
-    const map = byId("map");
-    map.style.setProperty("--cell", `${Math.max(12, Math.min(26, Math.floor(640 / layers)))}px`);
-    const label = (n, every) => (n % every ? "" : String(n));
-    const step = layers > 40 ? 10 : 5;
-    const heading = element("tr", {}, [element("th", { ariaLabel: "head" })]);
-    for (let layer = 0; layer < layers; layer += 1) {
-      heading.append(element("th", { scope: "col", ariaLabel: `layer ${layer}`, textContent: label(layer, step) }));
-    }
-    map.append(element("thead", {}, [heading]));
-    const body = element("tbody");
-    for (let head = 0; head < rows; head += 1) {
-      const row = element("tr", {}, [
-        element("th", { scope: "row", ariaLabel: `head ${head}`, textContent: label(head, rows > 20 ? 4 : 1) }),
-      ]);
-      for (let layer = 0; layer < layers; layer += 1) {
-        const index = layer * rows + head;
-        const cell = element("td", { tabIndex: -1 });
-        cell.setAttribute("role", "gridcell");
-        cell.dataset.head = nameOf(index);
-        cell.addEventListener("mouseenter", () => choose(index));
-        cell.addEventListener("click", () => choose(index));
-        cell.addEventListener("focus", () => choose(index));
-        cells[index] = cell;
-        row.append(cell);
-      }
-      body.append(row);
-    }
-    map.append(body);
-    map.addEventListener("keydown", move);
-  };
-
-  const move = (event) => {
-    const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-    if (state.chosen === null || !(event.key in steps || ["Home", "End"].includes(event.key))) return;
-    event.preventDefault();
-    let [layer, head] = data.heads[state.chosen];
-    if (event.key === "Home") layer = 0;
-    else if (event.key === "End") layer = layers - 1;
-    else {
-      layer = Math.max(0, Math.min(layers - 1, layer + steps[event.key][0]));
-      head = Math.max(0, Math.min(rows - 1, head + steps[event.key][1]));
-    }
-    at(layer, head).focus();
-  };
-
-  const choose = (index) => {
-    if (state.chosen !== null) {
-      cells[state.chosen].classList.remove("chosen");
-      cells[state.chosen].tabIndex = -1;
-    }
-    state.chosen = index;
-    cells[index].classList.add("chosen");
-    cells[index].tabIndex = 0;
+  const detail = (index) => {
     const [layer, head, group] = data.heads[index];
     const lines = names.map((name) => {
       const row = data.scores[name].rows[index];
@@ -109,13 +31,15 @@
       ]),
     );
   };
+  const countOf = (part) => 1 + Math.max(...data.heads.map((head) => head[part]));
+  const map = headMap(byId("map"), countOf(0), countOf(1), detail);
 
   const paint = () => {
     const score = data.scores[state.score];
     score.rows.forEach((row, index) => {
-      cells[index].style.backgroundColor = colour(row[0], score.limit);
-      cells[index].classList.toggle("best", row[3] <= data.top);
-      cells[index].ariaLabel = `layer ${data.heads[index][0]}, head ${data.heads[index][1]}: ${state.score} ` +
+      map.cells[index].style.backgroundColor = colour(row[0], score.limit);
+      map.cells[index].classList.toggle("best", row[3] <= data.top);
+      map.cells[index].ariaLabel = `layer ${data.heads[index][0]}, head ${data.heads[index][1]}: ${state.score} ` +
         `${number(row[0])}, rank ${row[3]}`;
     });
     byId("unit").textContent = score.unit && `in ${score.unit}`;
@@ -178,8 +102,7 @@
     state.all = !state.all;
     list();
   });
-  buildMap();
   paint();
   list();
-  choose(data.scores[state.score].rows.findIndex((row) => row[3] === 1));
+  map.mark(data.scores[state.score].rows.findIndex((row) => row[3] === 1));
 })();
