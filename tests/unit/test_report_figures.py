@@ -108,13 +108,13 @@ def test_red_is_above_zero_and_blue_below_on_one_symmetric_scale():
     assert abs(red_minus_blue((0, 2))) < 5
 
 
-def test_a_kv_group_shows_the_sum_of_its_heads():
-    sums = {(layer, group): 0.0 for layer in (0, 1) for group in (0, 1)}
+def test_a_kv_group_shows_the_mean_of_its_heads():
+    means = {(layer, group): 0.0 for layer in (0, 1) for group in (0, 1)}
     for (layer, head), value in LOCOS.items():
-        sums[layer, head // 2] += value
-    limit = np.quantile(np.abs(list(sums.values())), 0.99)
+        means[layer, head // 2] += value / 2
+    limit = np.quantile(np.abs(list(means.values())), 0.99)
     cells = picture("kv_groups", "locos").panels()[0].cells("cells")
-    assert cells == {group: expected_colour(value, limit) for group, value in sums.items()}
+    assert cells == {group: expected_colour(value, limit) for group, value in means.items()}
 
 
 def test_layers_count_the_best_heads(monkeypatch):
@@ -127,11 +127,12 @@ def test_layers_count_the_best_heads(monkeypatch):
             assert np.ptp(y) == pytest.approx(count, abs=1e-3)
 
 
-def test_the_overlap_names_the_share_of_best_heads_in_common(monkeypatch):
+def test_the_overlap_names_the_jaccard_index_of_the_best_heads(monkeypatch):
     monkeypatch.setattr("workflow_scripts.report.series.overlap.__defaults__", (4,))
     shown = picture("overlap")
     # Best four of alpha_spatial: 1-2, 0-0, 0-3, 1-0; of locos: 1-0, 1-1, 1-3, 0-0.
-    expected = {("alpha_spatial", "locos"): "0.50", ("locos", "alpha_spatial"): "0.50"}
+    # Two in common of six.
+    expected = {("alpha_spatial", "locos"): "0.33", ("locos", "alpha_spatial"): "0.33"}
     expected |= {(score, score): "1.00" for score in ("alpha_spatial", "locos")}
     for (row, column), share in expected.items():
         assert text_of(shown.by_id[f"share-{row}-{column}"]) == share

@@ -37,10 +37,13 @@ def test_colours_end_where_one_head_in_a_hundred_lies_beyond():
     assert series.colour_limit(np.array([0.0] * 999 + [-7.0])) == 7.0
 
 
-def test_overlap_is_the_share_of_the_best_heads_in_common():
+def test_overlap_is_the_jaccard_index_of_the_best_heads():
     shares = series.overlap(heads_table(), ["locos", "alpha_spatial"], k=4)
     # Best four of locos: 1-0, 1-1, 1-3, 0-0; of alpha_spatial: 1-2, 0-0, 0-3, 1-0.
-    np.testing.assert_array_equal(shares, [[1, 0.5], [0.5, 1]])
+    # Two in common of six.
+    np.testing.assert_allclose(shares, [[1, 1 / 3], [1 / 3, 1]], rtol=1e-12)
+    # More than there are heads: all of them.
+    np.testing.assert_array_equal(series.overlap(heads_table(), ["locos", "alpha_spatial"], k=9), 1)
 
 
 def test_passes_are_counted_by_set_length_and_depth():

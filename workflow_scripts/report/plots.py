@@ -172,8 +172,8 @@ def heatmap(heads: pl.DataFrame, score: str) -> Figure:
 
 
 def kv_groups(heads: pl.DataFrame, score: str) -> Figure:
-    """Draw the sum of a score over the heads of each KV group."""
-    return _grid(series.group_grid(heads, score), score, "KV group", "sum of ")
+    """Draw the mean of a score over the heads of each KV group."""
+    return _grid(series.group_grid(heads, score), score, "KV group", "mean of ")
 
 
 def _grid(values: Floats, score: str, unit: str, prefix: str = "") -> Figure:
@@ -229,7 +229,7 @@ def layers(heads: pl.DataFrame) -> Figure:
 
 
 def overlap(heads: pl.DataFrame) -> Figure:
-    """Draw the share of their best heads that each two scores have in common."""
+    """Draw the Jaccard index of the best heads of each two scores."""
     scores = heads["score"].unique().sort().to_list()
     shares = series.overlap(heads, scores)
     size = 1.9 + 0.62 * len(scores)
@@ -251,7 +251,7 @@ def overlap(heads: pl.DataFrame) -> Figure:
     axes.invert_yaxis()
     axes.set_aspect("equal")
     axes.grid(visible=False)
-    _colour_bar(mesh, axes, f"share of the top {TOP} heads")
+    _colour_bar(mesh, axes, f"Jaccard index of the top {TOP} heads")
     return figure
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from workflow_scripts.analysis import views
+from workflow_scripts.analysis.rankings import jaccard
 from workflow_scripts.scores.intervals import LEVEL
 
 Floats = NDArray[np.float64]
@@ -111,14 +113,9 @@ def head_grid(heads: pl.DataFrame, score: str, column: str = "value") -> Floats:
 
 
 def group_grid(heads: pl.DataFrame, score: str) -> Floats:
-    """Return the sum of a score over the query heads of each KV group, shape (layer, KV group)."""
-    groups = (
-        heads.filter(pl.col("score") == score)
-        .group_by("layer", "kv_group")
-        .agg(pl.col("value").sum())
-        .select(pl.lit(score).alias("score"), "layer", pl.col("kv_group").alias("head"), "value")
-    )
-    return head_grid(groups, score)
+    """Return the mean of a score over the query heads of each KV group, shape (layer, KV group)."""
+    groups = views.kv_groups(heads.filter(score=score), [1])  # the mean is the same for every k
+    return head_grid(groups.rename({"kv_group": "head"}), score, "mean_value")
 
 
 def colour_limit(values: Floats) -> float:
@@ -135,21 +132,21 @@ def best_heads(heads: pl.DataFrame, score: str, k: int = TOP) -> list[tuple[int,
 
 
 def overlap(heads: pl.DataFrame, scores: Sequence[str], k: int = TOP) -> Floats:
-    """Return the share of their k best heads that two scores have in common.
+    """Return the Jaccard index of the k best heads of each two scores.
 
     Returns
     -------
     array
         Shape (score, score), symmetric; the diagonal is 1.
     """
-    best = [set(best_heads(heads, score, k)) for score in scores]
-    return np.array([[len(a & b) / len(a) for b in best] for a in best])
+    ranks = np.stack([head_grid(heads, score, "rank").ravel() for score in scores])
+    return jaccard(ranks[:, None], ranks[None], min(k, ranks.shape[1]))
 
 
 def layer_counts(heads: pl.DataFrame, score: str, k: int = TOP) -> NDArray[np.int64]:
     """Return how many of the k best heads of a score lie in each layer, shape (layer,)."""
-    layers = [layer for layer, _ in best_heads(heads, score, k)]
-    return np.bincount(layers, minlength=int(heads["layer"].max()) + 1)  # type: ignore[arg-type]
+    counts = views.layers(heads.filter(score=score), [k])
+    return counts["n_top"].to_numpy().astype(np.int64)
 
 
 @dataclass(frozen=True)
