@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import compare_page, report_page
+from pages import add_trace, compare_page, hostile_trace, report_page
 from selenium import webdriver
 
 from tests.workflow.snakemake_project import Project, copied_project
@@ -18,6 +18,7 @@ from tests.workflow.snakemake_project import Project, copied_project
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A run of the planted model up to its pages; its spaces are in every path."""
     project = copied_project(tmp_path_factory.mktemp("pages") / "a project")
+    add_trace(project)
     project.make("results/tiny/report.html")
     project.make("results/compare.html")
     return project
@@ -38,6 +39,21 @@ def hostile_page(project: Project, tmp_path_factory: pytest.TempPathFactory) -> 
 def comparison(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page that shows the planted model beside a second one of other values."""
     return compare_page(project.folder, tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.fixture(scope="session")
+def trace(project: Project) -> Path:
+    """The page of an answer that the planted model reads from a document."""
+    project.make("results/tiny/traces/kiasma.html")
+    return project.folder / "results/tiny/traces/kiasma.html"
+
+
+@pytest.fixture(scope="session")
+def hostile_trace_page(
+    project: Project, trace: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The page of the same trace, its question, answer and source tokens HTML."""
+    return hostile_trace(project.folder, tmp_path_factory.mktemp("hostile trace"))
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,9 @@ from typing import Any
 
 import polars as pl
 
+from tests.workflow.snakemake_project import Project
 from workflow_scripts.common.artifacts import read_provenance, write_table
-from workflow_scripts.report import compare_models, write_page
+from workflow_scripts.report import compare_models, write_page, write_trace
 
 HOSTILE = "<img src=x onerror=\"document.title='broken in'\"></script><!--"
 
@@ -20,6 +21,41 @@ class Inputs(SimpleNamespace):
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+
+def add_trace(project: Project) -> None:
+    """Add a document, in the words of the planted model, and the trace of its answer to the config."""
+    filler = (project.folder / "data/models/tiny/haystacks/filler_0.txt").read_text(
+        encoding="utf-8"
+    )
+    before, after = filler.split(" . ")[:8], filler.split(" . ")[8:16]
+    document = {
+        "id": "kiasma",
+        "document": " . ".join([*before, "Ivan Holm lives next to Kiasma", *after]) + " .",
+        "question": "which character has been to Helsinki ? answer :",
+        "answer": "Ivan Holm",
+    }
+    path = project.folder / "data/documents/kiasma.jsonl"
+    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+    def edit(config: dict[str, Any]) -> None:
+        datasets = config["probes"]
+        datasets["removed"] = datasets["nonliteral"] | {"needle": "removed"}
+        datasets["documents"] = {
+            "format": "document",
+            "needles": "data/documents/kiasma.jsonl",
+            "template": "{haystack} {question}",
+            "max_new_tokens": 4,
+        }
+        config["traces"] = {"kiasma": {"dataset": "documents", "probe": "kiasma"}}
+        config["retrieval"] = {
+            "score": "locos",
+            "k": 3,
+            "present": "nonliteral",
+            "removed": "removed",
+        }
+
+    project.edit_config(edit)
 
 
 def changed(source: Path, target: Path, *columns: pl.Expr) -> Path:
@@ -71,6 +107,30 @@ def _spec(project: Path) -> str:
     config = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
     config["models"]["tiny"]["source"]["folder"] = str(project / "data/models/tiny")
     return json.dumps(config)
+
+
+def hostile_trace(project: Path, folder: Path) -> Path:
+    """Write the page of the trace with `HOSTILE` as its question, answer and every source token."""
+    results = project / "results/tiny"
+    heads, tokens = (results / f"traces/kiasma.{kind}.parquet" for kind in ("heads", "tokens"))
+    about = read_provenance(heads)
+    about.pop("versions")
+    about["question"], about["answer"] = HOSTILE, [HOSTILE] * len(about["answer"])
+    about["probe"] |= {"generated_text": HOSTILE, "answer": HOSTILE}
+    write_table(pl.read_parquet(heads), folder / "heads.parquet", **about)
+    write_trace.main(
+        SimpleNamespace(
+            input=SimpleNamespace(
+                heads=folder / "heads.parquet",
+                tokens=changed(tokens, folder / "tokens.parquet", pl.lit(HOSTILE).alias("source")),
+                probes=results / "retrieval/probes.parquet",
+                auc=results / "retrieval/auc.parquet",
+            ),
+            wildcards=SimpleNamespace(model="tiny", trace="kiasma"),
+            output=[folder / "trace.html"],
+        )
+    )
+    return folder / "trace.html"
 
 
 def compare_page(project: Path, folder: Path) -> Path:

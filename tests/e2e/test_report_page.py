@@ -38,7 +38,9 @@ def first_row(driver) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", ["page", "hostile_page", "comparison"])
+@pytest.mark.parametrize(
+    "name", ["page", "hostile_page", "comparison", "trace", "hostile_trace_page"]
+)
 def test_a_page_logs_nothing_and_asks_for_nothing_but_itself(chromium, request, name):
     path = request.getfixturevalue(name)
     open_page(chromium, path)
@@ -171,8 +173,75 @@ def test_models_stand_side_by_side(chromium, project, comparison):
     assert [float(cell.get_attribute("data-value")) for cell in first] == [1.0, 0.5]
 
 
+def logits(driver, selector: str) -> float:
+    """Return a number that the page shows."""
+    text = driver.find_element(By.CSS_SELECTOR, selector).text
+    return float(text.split()[0].replace("\N{MINUS SIGN}", "-"))
+
+
+def colours(driver, selector: str) -> list[str]:
+    script = (
+        "return [...document.querySelectorAll(arguments[0])].map((e) => e.style.backgroundColor)"
+    )
+    return driver.execute_script(script, selector)
+
+
+def test_a_trace_shows_its_document_and_the_best_head(chromium, trace):
+    open_page(chromium, trace)
+    assert chromium.find_element(By.TAG_NAME, "h1").text.startswith("which character has been to")
+    assert "Ivan Holm" in chromium.find_element(By.ID, "said").text
+    assert "Ivan Holm lives next to Kiasma ." in chromium.find_element(By.ID, "text").text
+    # The planted prior writes every name, more than the head that retrieves this one.
+    assert "Layer 3, head 2" in detail(chromium)
+
+
+def test_source_tokens_of_a_head_sum_to_what_it_wrote(chromium, project, trace):
+    open_page(chromium, trace)
+    heads, tokens = (table(project, f"traces/kiasma.{kind}") for kind in ("heads", "tokens"))
+    Select(chromium.find_element(By.ID, "heads")).select_by_visible_text("head 2-0")
+    buttons = chromium.find_elements(By.CSS_SELECTOR, "#answer button")
+    steps = heads["step"].unique().sort().to_list()
+    assert len(buttons) == 1 + len(steps)
+    for button, step in zip(buttons[1:], steps, strict=True):
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true"
+        total = heads.filter(step=step, layer=2, head=0)["phi"].item()
+        assert tokens.filter(step=step, layer=2, head=0)["phi"].sum() == pytest.approx(
+            total, abs=1e-3
+        )
+        titles = [
+            s.get_attribute("title") for s in chromium.find_elements(By.CSS_SELECTOR, "#text span")
+        ]
+        shown = sum(float(title.split()[0].replace("\N{MINUS SIGN}", "-")) for title in titles)
+        assert shown == pytest.approx(total, rel=1e-2, abs=1e-2)  # three digits a token
+        assert logits(chromium, "#text-sum") == pytest.approx(total, rel=1e-2, abs=1e-3)
+
+
+def test_choosing_an_answer_token_or_a_head_recolours_the_trace(chromium, trace):
+    open_page(chromium, trace)
+    text, map_ = colours(chromium, "#text span"), colours(chromium, "#map td")
+    assert len(map_) == 32
+    chromium.find_elements(By.CSS_SELECTOR, "#answer button")[-1].click()
+    assert colours(chromium, "#map td") != map_
+    assert colours(chromium, "#text span") != text
+    before = colours(chromium, "#text span"), logits(chromium, "#text-sum")
+    choice = Select(chromium.find_element(By.ID, "heads"))
+    choice.select_by_index(len(choice.options) - 1)
+    assert colours(chromium, "#text span") != before[0]
+    assert logits(chromium, "#text-sum") != before[1]
+
+
+def test_html_in_a_trace_shows_as_text(chromium, hostile_trace_page):
+    open_page(chromium, hostile_trace_page)
+    assert chromium.title != "broken in"
+    assert chromium.find_element(By.TAG_NAME, "h1").text == HOSTILE
+    assert chromium.find_elements(By.CSS_SELECTOR, "#answer button")[-1].text == HOSTILE
+    assert chromium.find_element(By.CSS_SELECTOR, "#text span").text == HOSTILE
+    assert chromium.find_elements(By.TAG_NAME, "img") == []
+
+
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["page", "comparison"])
+@pytest.mark.parametrize("name", ["page", "comparison", "trace"])
 def test_a_page_fits_its_window(chromium, request, tmp_path, name, width):
     open_page(chromium, request.getfixturevalue(name), width)
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
