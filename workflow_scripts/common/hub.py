@@ -25,6 +25,8 @@ from workflow_scripts.common.errors import UserError
 PATIENCE_S = 10
 """Seconds in which the hub must answer; the library itself would try for about a minute."""
 
+_PAGES = {"dataset": "datasets/", "space": "spaces/"}
+
 
 def hub_model_config(hub: str, revision: str) -> Path:
     """Return the config.json of a hub model; raises as `hub_file` does."""
@@ -42,7 +44,7 @@ def hub_file(
     repository, file, revision
         An id of the hub, a path inside the repository, and a commit.
     kind
-        "model" or "dataset".
+        "model", "dataset" or "space".
     instead
         What a user can do without the hub, to end the messages with.
 
@@ -60,7 +62,7 @@ def hub_file(
             f"{what}: not in the cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE is set; unset "
             f"it, or {instead}"
         )
-    page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+    page = f"{constants.ENDPOINT}/{_PAGES.get(kind, '')}{repository}"
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
         return Path(hf_hub_download(repository, file, revision=revision, repo_type=kind))
