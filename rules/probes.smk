@@ -7,6 +7,11 @@ rule tokenize_probes:
             ancient(data_file(file))
             for file in haystack_files(config["probes"][wildcards.dataset])
         ],
+        prompt=lambda wildcards: [
+            ancient(local(file))
+            for file in [config["probes"][wildcards.dataset].get("prompt")]
+            if file is not None
+        ],
         model=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
     output:
         made("{model}/probes/{dataset}/{key}.parquet"),

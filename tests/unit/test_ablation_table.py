@@ -21,6 +21,8 @@ from workflow_scripts.common.errors import UserError
 
 GRID = [(layer, head) for layer in range(3) for head in range(2)]
 HOW = {"mode": "mean_query", "site": "q_proj", "factor": None, "calibration": "c"}
+JUDGED = {"nonliteral": "accuracy", "literal": "accuracy"}
+
 SPEC: dict[str, Any] = {
     "model": "m",
     "selectors": {
@@ -233,7 +235,8 @@ def run_stage(folder: Path, generations_reversed: bool = False) -> None:
     spec = canonical_json({"seed": SPEC["seed"], "selection": SPEC})
     tabulate.main(job(ablation, input=inputs, params=SimpleNamespace(spec=spec)))
     inputs = SimpleNamespace(ablation=str(ablation), heads=str(heads))
-    show.main(job(folder / "summary.md", input=inputs))
+    params = SimpleNamespace(spec=canonical_json(JUDGED))
+    show.main(job(folder / "summary.md", input=inputs, params=params))
 
 
 def test_the_scripts_give_the_same_bytes_whatever_the_order_of_their_input(
@@ -255,8 +258,9 @@ def test_the_page_is_printed_as_it_is_written(
 # --- the page
 
 
-def page(table: pl.DataFrame) -> str:
-    return summary("m", table, heads_table(), {"locos": {"passed": 7, "wrong": 3}})
+def page(table: pl.DataFrame, **metrics: str) -> str:
+    counts = {"locos": {"passed": 7, "wrong": 3}}
+    return summary("m", table, JUDGED | metrics, heads_table(), counts)
 
 
 def row_of(text: str, task: str, label: str) -> list[str]:
@@ -281,6 +285,25 @@ def test_the_page_shows_the_baseline(world: SimpleNamespace) -> None:
     none = only(world.table, task="nonliteral", selector="none", metric="accuracy")
     expected = f"nothing ablated: .75 [.{100 * none['ci_low']:02.0f}, "
     assert expected in page(world.table).split("## nonliteral")[1]
+
+
+def test_each_task_is_shown_by_its_own_metric(world: SimpleNamespace) -> None:
+    none = only(world.table, task="literal", selector="none", metric="length")
+    section = page(world.table, literal="length").split("## literal")[1].split("\n## ")[0]
+    assert section.startswith(": length over 6 probes (split all)")
+    assert f"nothing ablated: {none['value']:.2f} [" in section
+    assert "## nonliteral: accuracy over" in page(world.table, literal="length")
+
+
+@pytest.mark.parametrize(("baseline", "said"), [(0.0, True), (0.09, True), (0.1, False)])
+def test_a_baseline_that_is_too_low_is_told(
+    world: SimpleNamespace, baseline: float, said: bool
+) -> None:
+    intact = (pl.col("task") == "literal") & (pl.col("selector") == "none")
+    value = pl.when(intact).then(baseline).otherwise(pl.col("value"))
+    text = page(world.table.with_columns(value.alias("value")))
+    assert ("Too low to say anything" in text.split("## literal")[1].split("\n## ")[0]) is said
+    assert "Too low to say anything" not in text.split("## nonliteral")[1].split("\n## ")[0]
 
 
 def test_random_heads_are_shown_as_a_mean_with_the_range_over_seeds() -> None:
@@ -351,7 +374,7 @@ def test_no_line_of_the_page_is_too_wide(world: SimpleNamespace) -> None:
     heads = heads_table()
     many = pl.concat([heads.with_columns(pl.lit(f"score_{n}").alias("score")) for n in range(12)])
     counts = {f"score_{n}": {"passed": 7, "wrong": 3} for n in range(12)}
-    text = summary("m", world.table, many, counts)
+    text = summary("m", world.table, JUDGED, many, counts)
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

@@ -1,5 +1,6 @@
 """Write the result of a model as a page that a person can read, and print it."""
 
+import json
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,10 @@ from workflow_scripts.common.artifacts import atomic_path, read_provenance, read
 from workflow_scripts.common.script import run_script
 
 SHOWN = "accuracy"
-"""Metric of the tables; the others stand in the Parquet file."""
+"""Metric of the report's pages; the others stand in the Parquet file."""
+
+LOW = 0.1
+"""Baseline below which an ablation has too little to take away."""
 
 TOP = 10
 """Heads listed of each score."""
@@ -21,20 +25,20 @@ WIDTH = 100
 """Columns of a terminal that a line may take."""
 
 LEGEND = (
-    "Accuracy: share of answers with a ROUGE-1 recall of the gold answer above 0.5. In brackets: its "
-    "95 % bootstrap interval over probes. Random heads: mean over the seeds, in parentheses the "
-    "least and the most."
+    "Each task by its own metric. accuracy: share of answers with a ROUGE-1 recall of the gold answer "
+    "above 0.5; exact_match: share of answers that are the gold answer. In brackets: the 95 % bootstrap "
+    "interval over probes. Random heads: mean over the seeds, in parentheses the least and the most."
 )
 
 
-def task_section(task: str, table: pl.DataFrame) -> list[str]:
+def task_section(task: str, metric: str, table: pl.DataFrame) -> list[str]:
     """Return the lines of one task: a row a selector and end, a column a k.
 
     Selectors that choose a number of heads of their own (a list, a threshold) stand below the
-    table, and so do explanations of every accuracy of exactly 0.
+    table, and so do explanations of every value of exactly 0.
     """
     all_rows = table.filter(pl.col("task") == task)
-    rows = all_rows.filter(pl.col("metric") == SHOWN)
+    rows = all_rows.filter(pl.col("metric") == metric)
     none = rows.filter(pl.col("selector") == "none").row(0, named=True)
     ablated = rows.filter(pl.col("selector") != "none")
     groups = {
@@ -44,11 +48,13 @@ def task_section(task: str, table: pl.DataFrame) -> list[str]:
     ks = max((sorted(set(group["k"])) for group in groups.values()), key=len, default=[])
     swept = {name: group for name, group in groups.items() if set(group["k"]) <= set(ks)}
     lines = [
-        f"## {task}: {SHOWN} over {none['n_probes']} probes (split {none['split']})",
+        f"## {task}: {metric} over {none['n_probes']} probes (split {none['split']})",
         "",
         f"nothing ablated: {_interval(none)}",
         "",
     ]
+    if none["value"] < LOW:
+        lines += ["Too low to say anything: the intact model hardly ever answers right.", ""]
     if swept:
         cells = [
             [_label(*name, group), *(_cell(group.filter(pl.col("k") == k)) for k in ks)]
@@ -70,7 +76,7 @@ def task_section(task: str, table: pl.DataFrame) -> list[str]:
         if name not in swept
         for (k,), part in group.group_by("k", maintain_order=True)
     ]
-    notes += _zeros(all_rows)
+    notes += _zeros(metric, all_rows)
     return [*lines, *notes, ""] if notes else lines
 
 
@@ -129,12 +135,12 @@ def _number(value: float) -> str:
     return f"{value:.2f}".removeprefix("0")
 
 
-def _zeros(rows: pl.DataFrame) -> list[str]:
-    """Return what was said instead, for every condition with an accuracy of exactly 0."""
+def _zeros(metric: str, rows: pl.DataFrame) -> list[str]:
+    """Return what was said instead, for every condition with a value of exactly 0."""
     lines = []
     condition = ["selector", "end", "k", "seed"]
     wide = rows.pivot("metric", index=condition, values="value", maintain_order=True)
-    for row in wide.filter(pl.col(SHOWN) == 0).iter_rows(named=True):
+    for row in wide.filter(pl.col(metric) == 0).iter_rows(named=True):
         name = " ".join(str(row[key]) for key in ("selector", "end") if row[key] is not None)
         seed = "" if row["seed"] is None else f", seed {row['seed']}"
         lines.append(
@@ -175,7 +181,11 @@ def _wrapped(line: str) -> list[str]:
 
 
 def summary(
-    model: str, table: pl.DataFrame, heads: pl.DataFrame, counts: Mapping[str, Mapping[str, int]]
+    model: str,
+    table: pl.DataFrame,
+    metrics: Mapping[str, str],
+    heads: pl.DataFrame,
+    counts: Mapping[str, Mapping[str, int]],
 ) -> str:
     """Return the summary page of a model, as Markdown with lines of at most `WIDTH` columns.
 
@@ -183,6 +193,8 @@ def summary(
     ----------
     table
         The ablation table.
+    metrics
+        By task, what it is judged by.
     heads
         The heads table.
     counts
@@ -190,7 +202,7 @@ def summary(
     """
     lines = [f"# {model}", "", *textwrap.wrap(LEGEND, WIDTH), ""]
     for task in table["task"].unique(maintain_order=True):
-        lines += task_section(task, table)
+        lines += task_section(task, metrics[task], table)
     lines += heads_section(heads) + status_section(counts)
     return "\n".join(lines) + "\n"
 
@@ -200,7 +212,8 @@ def main(snakemake: Any) -> None:
     table = read_table(snakemake.input.ablation, kind="ablation")
     heads = read_table(snakemake.input.heads, kind="heads")
     counts = read_provenance(snakemake.input.heads)["counts"]
-    page = summary(snakemake.wildcards.model, table, heads, counts)
+    metrics = json.loads(snakemake.params.spec)
+    page = summary(snakemake.wildcards.model, table, metrics, heads, counts)
     with atomic_path(Path(snakemake.output[0])) as temporary:
         temporary.write_text(page, encoding="utf-8")
     sys.stdout.write(page)

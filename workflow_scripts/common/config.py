@@ -431,6 +431,8 @@ def _check_files(config: Config) -> None:
         needles, haystacks = row["needles"], row.get("haystacks")
         if isinstance(needles, str) and not Path(needles).is_file():
             raise UserError(f"config: probes.{name}.needles: {needles} is no file")
+        if "prompt" in row and not Path(row["prompt"]).is_file():
+            raise UserError(f"config: probes.{name}.prompt: {row['prompt']} is no file")
         if isinstance(haystacks, str) and not Path(haystacks).exists():
             raise UserError(f"config: probes.{name}.haystacks: {haystacks} does not exist")
         for file in haystacks if isinstance(haystacks, list) else ():

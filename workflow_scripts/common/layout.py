@@ -42,7 +42,7 @@ HAYSTACK_SUFFIXES = (".txt", ".json", ".jsonl")
 _PLACES = ("store", "shared_stores", "activations")
 """Keys of the config that say where artifacts lie or come from."""
 
-_PROBES_KEYS_NOT_IN_SPEC = ("needles", "haystacks", "shards", "max_skipped")
+_PROBES_KEYS_NOT_IN_SPEC = ("needles", "haystacks", "prompt", "shards", "max_skipped")
 
 
 @lru_cache(maxsize=4096)
@@ -190,6 +190,8 @@ def probes_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
     """Return what determines a probes table."""
     row = config["probes"][dataset]
     kept = {k: v for k, v in row.items() if k not in _PROBES_KEYS_NOT_IN_SPEC}
+    # A row without a prompt keeps the key that it had before there were any.
+    prompt = {"prompt": list(content_digests([row["prompt"]]).values())} if "prompt" in row else {}
     return {
         "model": model_spec(config, model),
         "dataset": dataset,
@@ -198,6 +200,7 @@ def probes_spec(config: Config, model: str, dataset: str) -> dict[str, Any]:
         "haystacks": file_digests(haystack_files(row)),
         "seed": config["seed"],
         "version": PROBES_VERSION,
+        **prompt,
     }
 
 
@@ -338,6 +341,7 @@ def data_files(config: Config) -> list[str]:
     """Return the user's files that the config names, models and lenses aside."""
     rows = config["probes"].values()
     named = [file for row in rows for file in (row["needles"], *haystack_files(row))]
+    named += [row["prompt"] for row in rows if "prompt" in row]
     named += [row["heads_file"] for row in config["selectors"].values() if "heads_file" in row]
     # Fetched files are mappings.
     return sorted({file for file in named if isinstance(file, str)})

@@ -150,7 +150,7 @@ class _Composer:
         self, encoder: Encoder, sources: Sources, row: Mapping[str, Any], where: str
     ) -> None:
         self._encoder = encoder
-        self._wrapper = chat_wrapper(encoder)
+        self._wrapper = chat_wrapper(encoder, sources.prompt)
         self._texts = {haystack.haystack_id: haystack for haystack in sources.haystacks}
         self._removed = row.get("needle") == "removed"
         self._where = where

@@ -14,6 +14,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.probes.chat import ChatPrompt
 
 _SENTINEL = "LOCOSUSERTEXT"
 _FIXED_DATE = datetime(2024, 7, 26)
@@ -120,20 +121,33 @@ class Wrapper:
     has_bos: bool
 
 
-def chat_wrapper(encoder: Encoder) -> Wrapper:
+def chat_wrapper(encoder: Encoder, prompt: ChatPrompt | None = None) -> Wrapper:
     """Return the model's own prompt format around one user message, thinking off, the BOS once.
 
     Without a chat template (base models) nothing stands around the text but the BOS that the
     tokenizer adds. A BOS that neither the template writes nor the tokenizer adds is not wanted.
 
+    Parameters
+    ----------
+    encoder
+        The tokenizer.
+    prompt
+        System text and examples that come before the message. A template that takes no system
+        message gets the system text at the head of the first user message. Without a template each
+        example is its message, a newline, its answer and an empty line; the message ends in a newline.
+
     Raises
     ------
     UserError
-        If the template cannot be used for a single user message.
+        If the template cannot be used for these messages.
     """
     prefix, suffix = "", ""
     if encoder.tokenizer.chat_template is not None:
-        prefix, suffix = _around_sentinel(encoder)
+        prefix, suffix = _around_sentinel(encoder, prompt or ChatPrompt(None, (), _SENTINEL))
+    elif prompt is not None:
+        system = "" if prompt.system is None else f"{prompt.system}\n\n"
+        prefix = system + "".join(f"{user}\n{answer}\n\n" for user, answer in prompt.examples)
+        suffix = "\n"
     ids = list(encoder.encode(prefix.removesuffix(" ")))
     bos = encoder.tokenizer.bos_token_id
     if bos is not None:
@@ -149,22 +163,16 @@ def chat_wrapper(encoder: Encoder) -> Wrapper:
     )
 
 
-def _around_sentinel(encoder: Encoder) -> tuple[str, str]:
+def _around_sentinel(encoder: Encoder, prompt: ChatPrompt) -> tuple[str, str]:
     """Render the chat template around a sentinel and return the text before and after it."""
-    tokenizer = encoder.tokenizer
+    messages = prompt.messages(_SENTINEL, system_role=_takes_system(encoder, prompt))
     try:
-        template = _DATE_CALL.sub(_fixed_date, tokenizer.get_chat_template())
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": _SENTINEL}],
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=True,
-            **({"enable_thinking": False} if "enable_thinking" in template else {}),
-        )
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
+        text = _render(encoder, messages)
+    except _TEMPLATE_ERRORS as error:
         reason = str(error).split("\n")[0]
+        said = "one user message" if len(messages) == 1 else "the messages of the prompt"
         raise UserError(
-            f"model {encoder.name}: its chat template fails on one user message ({reason}); use a "
+            f"model {encoder.name}: its chat template fails on {said} ({reason}); use a "
             "revision whose template takes it"
         ) from None
     parts = text.split(_SENTINEL)
@@ -174,6 +182,33 @@ def _around_sentinel(encoder: Encoder) -> tuple[str, str]:
             "times; it must stand there once"
         )
     return parts[0], parts[1]
+
+
+_TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError)
+
+
+def _takes_system(encoder: Encoder, prompt: ChatPrompt) -> bool:
+    """Return whether the chat template writes a prompt's system message, and does not refuse it."""
+    if prompt.system is None:
+        return False
+    try:
+        text = _render(encoder, prompt.messages(_SENTINEL, system_role=True))
+    except _TEMPLATE_ERRORS:
+        return False
+    return prompt.system.strip() in text
+
+
+def _render(encoder: Encoder, messages: list[dict[str, str]]) -> str:
+    """Return messages in the model's chat template, up to where the answer begins."""
+    template = _DATE_CALL.sub(_fixed_date, encoder.tokenizer.get_chat_template())
+    text: str = encoder.tokenizer.apply_chat_template(
+        messages,
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+        **({"enable_thinking": False} if "enable_thinking" in template else {}),
+    )
+    return text
 
 
 def _fixed_date(call: re.Match[str]) -> str:

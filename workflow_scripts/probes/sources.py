@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.probes.chat import ChatPrompt, read_chat_prompt
 from workflow_scripts.probes.haystacks import Haystack, read_haystacks, sentence_ends
 from workflow_scripts.probes.needles import Needle, check_template, read_needles
 from workflow_scripts.probes.sample import SPLITS
@@ -22,6 +25,7 @@ class Sources:
 
     needles: list[Needle]
     haystacks: list[Haystack]
+    prompt: ChatPrompt | None = None
 
 
 def check_sources(
@@ -36,7 +40,7 @@ def check_sources(
     ----------
     row
         The row of `probes:` in the config: format, questions, split, context_lengths, depths, size,
-        template, needle.
+        template, prompt, needle.
     needles_path, haystack_paths
         The files; haystacks only for the formats `IN_HAYSTACKS`.
     dataset
@@ -50,11 +54,14 @@ def check_sources(
     """
     where = f"probes.{dataset}" if dataset else "probes"
     check_row(row, where)
-    needles = read_needles(
-        needles_path, row["format"], row.get("questions") or (), row.get("template")
-    )
+    prompt = read_chat_prompt(row["prompt"]) if "prompt" in row else None
+    template = row.get("template")
+    if prompt is not None:
+        template = prompt.user
+        _check_template(row, template, f"{row['prompt']}: user")
+    needles = read_needles(needles_path, row["format"], row.get("questions") or (), template)
     if row["format"] not in IN_HAYSTACKS:
-        return Sources(needles, [])
+        return Sources(needles, [], prompt)
     if not haystack_paths:
         raise UserError(
             f"{where}.haystacks: format {row['format']} needs one; name a file or folder"
@@ -75,7 +82,7 @@ def check_sources(
                     f"{where}.context_lengths: {shortest} tokens cannot hold needle "
                     f"{needle.needle_id}, its question and the template, {words} words; raise it"
                 )
-    return Sources(needles, haystacks)
+    return Sources(needles, haystacks, prompt)
 
 
 def refuse_too_long(row: Mapping[str, Any], positions: int, where: str, model: str) -> None:
@@ -86,6 +93,26 @@ def refuse_too_long(row: Mapping[str, Any], positions: int, where: str, model: s
         raise UserError(
             f"{where}.context_lengths: {longest} and the {budget} tokens of an answer "
             f"exceed the {positions} positions of model {model}; lower them"
+        )
+
+
+def refuse_long_questions(
+    prompts: pl.DataFrame, row: Mapping[str, Any], positions: int, where: str, model: str
+) -> None:
+    """Raise UserError if a prompt without a haystack, with its answer, exceeds a model's positions.
+
+    Documents may: their probes are skipped as too long, each by itself.
+    """
+    if row["format"] in (*IN_HAYSTACKS, "document"):
+        return
+    probe, longest = max(
+        prompts.select("probe_id", "context_length").iter_rows(), key=lambda found: found[1]
+    )
+    budget = row["max_new_tokens"] + row["max_thinking_tokens"]
+    if longest + budget > positions:
+        raise UserError(
+            f"{where}: the {longest} tokens of probe {probe} and the {budget} of an answer exceed "
+            f"the {positions} positions of model {model}; take it out of the file, or shorten the prompt"
         )
 
 
@@ -100,8 +127,11 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
     if row.get("needle", "present") not in ("present", "removed"):
         raise UserError(f"{where}.needle: '{row['needle']}' is neither present nor removed")
     if row.get("template") is not None:
-        with_text = row["format"] in (*IN_HAYSTACKS, "document")
-        check_template(row["template"], f"{where}.template", needs_haystack=with_text)
+        if "prompt" in row:
+            raise UserError(
+                f"{where}.prompt: stands beside template, and both word the question; remove one"
+            )
+        _check_template(row, row["template"], f"{where}.template")
     if row["format"] not in IN_HAYSTACKS:
         return
     for name in ("context_lengths", "depths"):
@@ -119,3 +149,8 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
             raise UserError(
                 f"{where}.context_lengths: {length} is no number of tokens; use 1 or more"
             )
+
+
+def _check_template(row: Mapping[str, Any], template: str, where: str) -> None:
+    with_text = row["format"] in (*IN_HAYSTACKS, "document")
+    check_template(template, where, needs_haystack=with_text)

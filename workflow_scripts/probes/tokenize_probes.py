@@ -13,7 +13,7 @@ from workflow_scripts.common.models import (
 )
 from workflow_scripts.common.script import run_script
 from workflow_scripts.probes.build import build_probes
-from workflow_scripts.probes.sources import refuse_too_long
+from workflow_scripts.probes.sources import refuse_long_questions, refuse_too_long
 
 log = logging.getLogger("locos")
 
@@ -23,16 +23,18 @@ def main(snakemake: Any) -> None:
     spec = json.loads(snakemake.params.spec)
     source, row = source_of_rule(snakemake), snakemake.config["probes"][spec["dataset"]]
     positions = most_positions(load_config(source))
-    refuse_too_long(row, positions, f"probes.{spec['dataset']}", snakemake.wildcards.model)
+    where, model = f"probes.{spec['dataset']}", snakemake.wildcards.model
+    refuse_too_long(row, positions, where, model)
     probes = build_probes(
         load_tokenizer(source),
         spec["dataset"],
         row,
         snakemake.input.needles,
         snakemake.input.haystacks,
-        model=snakemake.wildcards.model,
+        model=model,
         default_seed=spec["seed"],
     )
+    refuse_long_questions(probes, row, positions, where, model)
     log.info("%s: %d probes", spec["dataset"], len(probes))
     write_table(probes, snakemake.output[0], kind="probes", spec=spec)
 
