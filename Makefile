@@ -39,7 +39,7 @@ lint: $(READY) ## Set up, then check format, style, types and the workflow.
 	. $(BIN)/activate && snakemake --lint
 
 test: lint ## Set up, then pass every check and test.
-	. $(BIN)/activate && python -m pytest
+	. $(BIN)/activate && OMP_NUM_THREADS=1 python -m pytest -n 2 --dist loadfile
 
 # FOLDER names a converted model; without it the demo makes one, and its times by rule are reported too.
 benchmark: $(if $(FOLDER),$(READY),demo) ## Measure speed and memory into benchmarks/report.md, on an idle machine.

@@ -20,12 +20,17 @@ from workflow_scripts.common.models import LanguageModel
 Array = NDArray[Any]
 
 
+def ends_answer(lm: LanguageModel, token: int) -> bool:
+    """Return whether a token ends an answer: an end of sequence, or a newline."""
+    return token in lm.eos_ids or "\n" in lm.piece(token)
+
+
 class _EndsAnswer(StoppingCriteria):  # type: ignore[misc]
     def __init__(self, lm: LanguageModel) -> None:
         self.lm = lm
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return torch.tensor([self.lm.ends_answer(int(ids[-1])) for ids in input_ids])
+        return torch.tensor([ends_answer(self.lm, int(ids[-1])) for ids in input_ids])
 
 
 @torch.inference_mode()
@@ -41,7 +46,7 @@ def generate(lm: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
         stopping_criteria=StoppingCriteriaList([_EndsAnswer(lm)]),
     )
     answer: list[int] = out[0, len(prompt) :].tolist()
-    return answer[:-1] if lm.ends_answer(answer[-1]) else answer
+    return answer[:-1] if ends_answer(lm, answer[-1]) else answer
 
 
 def ablate(
