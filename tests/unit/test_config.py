@@ -524,6 +524,13 @@ def test_needles_that_are_no_file_are_named(config: Config, tmp_path: Path, name
     assert message(config) == f"config: probes.nolima.needles: {tmp_path / name} is no file"
 
 
+def test_a_prompt_that_is_no_file_is_named(config: Config, tmp_path: Path) -> None:
+    config["probes"]["nolima"]["prompt"] = str(tmp_path / "nowhere.json")
+    assert message(config) == (
+        f"config: probes.nolima.prompt: {tmp_path / 'nowhere.json'} is no file"
+    )
+
+
 def test_missing_haystacks_are_named(config: Config, tmp_path: Path) -> None:
     config["probes"]["nolima"]["haystacks"] = str(tmp_path / "nowhere")
     assert message(config) == (
