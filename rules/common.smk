@@ -124,12 +124,17 @@ def renewed(path, spec):
 FIGURES = figures_of(config["scores"], config["tasks"], config["selectors"])
 
 
+# In the run's own process and before its first job. Snakemake keeps the last onstart only, so all stand here.
 onstart:
     # Only now does the workflow know where its jobs will run.
     try:
         check_devices(config, elsewhere=workflow.non_local_exec)
     except UserError as error:
         sys.exit(f"error: {error}")
+    # A model that cannot be had is one line.
+    for job in workflow.dag.needrun_jobs():
+        if job.rule.name == "fetch_config":
+            refuse_absent(job.wildcards.model)
 
 
 def one_of(names):

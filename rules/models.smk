@@ -38,10 +38,3 @@ rule fetch_config:
         ),
     script:
         "../workflow_scripts/models/fetch_config.py"
-
-
-onstart:
-    # In the run's own process and before its first job, so that a model that cannot be had is one line.
-    for job in workflow.dag.needrun_jobs():
-        if job.rule.name == "fetch_config":
-            refuse_absent(job.wildcards.model)

@@ -219,11 +219,12 @@ def test_source_tokens_of_a_head_sum_to_what_it_wrote(chromium, project, trace):
 
 def test_choosing_an_answer_token_or_a_head_recolours_the_trace(chromium, trace):
     open_page(chromium, trace)
-    text, map_ = colours(chromium, "#text span"), colours(chromium, "#map td")
+    map_, total = colours(chromium, "#map td"), logits(chromium, "#text-sum")
     assert len(map_) == 32
     chromium.find_elements(By.CSS_SELECTOR, "#answer button")[-1].click()
     assert colours(chromium, "#map td") != map_
-    assert colours(chromium, "#text span") != text
+    # Head 2-0 writes the same from the same source into both tokens: half of the sum, in the same colours.
+    assert logits(chromium, "#text-sum") == pytest.approx(total / 2, rel=1e-2)
     before = colours(chromium, "#text span"), logits(chromium, "#text-sum")
     choice = Select(chromium.find_element(By.ID, "heads"))
     choice.select_by_index(len(choice.options) - 1)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from snakemake_project import TARGET, Project, copied_project, environment
 
-LIMIT_S = 10
+LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from snakemake_project import ROOT, Project, copied_project, environment
 
-LIMIT_S = 15
+LIMIT_S = 60
 MODELS = "qwen3-8b qwen3-14b qwen3-32b gemma-3-12b gemma-3-27b olmo-3.1-32b".split()
 PAPER = ("--configfile", "config/paper.yaml")
 
