@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.shards import open_shard
+from workflow_scripts.scores.ranking import top_heads
 from workflow_scripts.traces.retrieval import (
     auc_interval,
     auc_table,
@@ -29,7 +30,6 @@ from workflow_scripts.traces.trace import (
     question_of,
     token_pieces,
     token_table,
-    top_heads,
     writers,
 )
 
@@ -192,11 +192,11 @@ def test_the_heads_of_an_answer_are_sums_over_its_positions_by_region(tmp_path):
 def test_source_tokens_are_the_whole_rows_and_sum_to_their_heads(tmp_path, byte_level):
     world = traced_world()
     heads = [(1, 3), (0, 2), (1, 0)]
-    with open_shard(write_world(world, tmp_path / "0.zarr.zip")) as shard:
-        found = token_table(shard, 3, heads, byte_level)
-        of_heads = head_table(shard, 3)
     record = world.probes[3]
     ids = [*record["input_ids"], *record["generated_ids"]]
+    with open_shard(write_world(world, tmp_path / "0.zarr.zip")) as shard:
+        found = token_table(shard, 3, heads, token_pieces(byte_level, ids))
+        of_heads = head_table(shard, 3)
     for row in world.rows:
         if row.probe != 3 or not row.is_answer:
             continue
@@ -271,5 +271,6 @@ def test_question_and_answer_are_read_from_their_tokens(byte_level):
         "question_end": start + len(question.encode()),
         "answer_steps": [1, 2, 3, 4],
     }
-    assert question_of(probe, byte_level) == question
-    assert answer_of(probe, byte_level) == ["Z", "o", "", "ë"]
+    pieces = token_pieces(byte_level, [*prompt, *said])
+    assert question_of(probe, pieces) == question
+    assert answer_of(probe, pieces) == ["Z", "o", "", "ë"]

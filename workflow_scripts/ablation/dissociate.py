@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from workflow_scripts.ablation.selection import read_selection, sort_heads
+from workflow_scripts.ablation.selection import CONDITION, read_selection, sort_heads
 from workflow_scripts.ablation.statistics import Dissociation, best_k, dissociation
 from workflow_scripts.ablation.tabulate import Answers, read_all_answers
 from workflow_scripts.common.artifacts import write_table
@@ -22,13 +22,7 @@ SCHEMA: dict[str, Any] = {
     "control": pl.String,
     "target_metric": pl.String,
     "control_metric": pl.String,
-    "selector": pl.String,
-    "end": pl.String,
-    "k": pl.Int32,
-    "seed": pl.Int32,
-    "mode": pl.String,
-    "site": pl.String,
-    "factor": pl.Float64,
+    **CONDITION,
     "ds": pl.Float64,
     "ci_low": pl.Float64,
     "ci_high": pl.Float64,

@@ -17,8 +17,7 @@ from workflow_scripts.common.digests import key_of
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.scores.ranking import rank_heads
 
-SCHEMA: dict[str, Any] = {
-    "task": pl.String,
+CONDITION: dict[str, Any] = {
     "selector": pl.String,
     "end": pl.String,
     "k": pl.Int32,
@@ -26,6 +25,12 @@ SCHEMA: dict[str, Any] = {
     "mode": pl.String,
     "site": pl.String,
     "factor": pl.Float64,
+}
+"""Columns that tell a condition of a task from its others, in every table of ablations."""
+
+SCHEMA: dict[str, Any] = {
+    "task": pl.String,
+    **CONDITION,
     "calibration": pl.String,
     "heads": pl.List(pl.String),
     "key": pl.String,

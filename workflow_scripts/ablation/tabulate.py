@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from workflow_scripts.ablation.metrics import METRICS
-from workflow_scripts.ablation.selection import read_selection, sort_heads
+from workflow_scripts.ablation.selection import CONDITION, read_selection, sort_heads
 from workflow_scripts.ablation.statistics import bootstrap_interval, relative_to
 from workflow_scripts.common.artifacts import read_provenance, read_table, write_table
 from workflow_scripts.common.errors import UserError
@@ -21,13 +21,7 @@ SCHEMA: dict[str, Any] = {
     "model": pl.String,
     "task": pl.String,
     "split": pl.String,
-    "selector": pl.String,
-    "end": pl.String,
-    "k": pl.Int32,
-    "seed": pl.Int32,
-    "mode": pl.String,
-    "site": pl.String,
-    "factor": pl.Float64,
+    **CONDITION,
     "metric": pl.String,
     "value": pl.Float64,
     "ci_low": pl.Float64,

@@ -18,7 +18,7 @@ from workflow_scripts.analysis.rankings import (
     spearman,
 )
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.scores.intervals import LEVEL, RESAMPLES, resampled_values
+from workflow_scripts.scores.intervals import RESAMPLES, percentile_interval, resampled_values
 from workflow_scripts.scores.pooling import Floats, pool_heads
 from workflow_scripts.scores.ranking import rank_heads
 
@@ -155,6 +155,5 @@ def _summary(found: Floats) -> tuple[float | None, float | None, float | None]:
     defined = found[1:][~np.isnan(found[1:])]
     if np.isnan(found[0]) or not defined.size:
         return None, None, None
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(defined, (tail, 1 - tail))
+    low, high = percentile_interval(defined)
     return float(found[0]), float(low), float(high)

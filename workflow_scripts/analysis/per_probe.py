@@ -10,9 +10,8 @@ import numpy as np
 import polars as pl
 
 from workflow_scripts.common.artifacts import read_provenance, read_table
-from workflow_scripts.common.errors import UserError
 from workflow_scripts.scores.pooling import Floats, PerProbe, choose, weighted_terms
-from workflow_scripts.scores.score import files_of, read_evidence
+from workflow_scripts.scores.score import files_of, pair_probes, read_evidence
 
 KIND = "per_probe"
 
@@ -118,21 +117,16 @@ def per_probe(spec: dict[str, Any], paths: list[str]) -> ProbeScores:
         ids = [(dataset, probe) for probe in scores.probe_ids]
         return ProbeScores(spec["model"], spec["score"], settings.pool, ids, scores.probes)
     terms = [per_probe(term, files_of(term, paths)) for term in spec["terms"]]
-    places = [{probe: place for place, (_, probe) in enumerate(term.ids)} for term in terms]
-    paired = [probe for _, probe in terms[0].ids if probe in places[1]]
-    if not paired:
-        raise UserError(
-            f"scores.{spec['score']}: no probe counts in both {terms[0].score} and {terms[1].score}; "
-            "take the difference of scores over datasets of the same needles and haystacks"
-        )
-    chosen = [
-        choose(term.probes, [place[probe] for probe in paired])
-        for term, place in zip(terms, places, strict=True)
-    ]
+    paired, places = pair_probes(
+        spec["score"],
+        [term.score for term in terms],
+        [[probe for _, probe in term.ids] for term in terms],
+    )
+    chosen = [choose(term.probes, place) for term, place in zip(terms, places, strict=True)]
     first, second = (
         probe_values(probes, term.pool) for probes, term in zip(chosen, terms, strict=True)
     )
-    ids = [terms[0].ids[places[0][probe]] for probe in paired]
+    ids = [terms[0].ids[place] for place in places[0]]
     steps = chosen[0].steps + chosen[1].steps
     probes = PerProbe(first - second, np.ones(len(paired)), steps)
     return ProbeScores(spec["model"], spec["score"], "probes", ids, probes)

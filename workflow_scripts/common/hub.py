@@ -25,7 +25,8 @@ from workflow_scripts.common.errors import UserError
 PATIENCE_S = 10
 """Seconds in which the hub must answer; the library itself would try for about a minute."""
 
-_PAGES = {"dataset": "datasets/", "space": "spaces/"}
+FOLDERS = {"dataset": "datasets", "space": "spaces"}
+"""Kind of repository -> first part of its address; a model has none."""
 
 
 def hub_model_config(hub: str, revision: str) -> Path:
@@ -62,7 +63,7 @@ def hub_file(
             f"{what}: not in the cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE is set; unset "
             f"it, or {instead}"
         )
-    page = f"{constants.ENDPOINT}/{_PAGES.get(kind, '')}{repository}"
+    page = "/".join(filter(None, (constants.ENDPOINT, FOLDERS.get(kind), repository)))
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
         return Path(hf_hub_download(repository, file, revision=revision, repo_type=kind))

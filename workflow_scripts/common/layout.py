@@ -39,6 +39,9 @@ TOKENIZER_FILES = CONVERTED_FILES[3:]
 
 HAYSTACK_SUFFIXES = (".txt", ".json", ".jsonl")
 
+IN_HAYSTACKS = ("nolima", "niah")
+"""Formats of probes whose needles are hidden in haystacks."""
+
 _PLACES = ("store", "shared_stores", "activations")
 """Keys of the config that say where artifacts lie or come from."""
 
@@ -368,10 +371,13 @@ def score_spec(config: Config, model: str, score: str) -> dict[str, Any]:
     if "difference" in row:
         return known | {"terms": [score_spec(config, model, term) for term in row["difference"]]}
     if "patching" in row:
-        spec = patching_spec(config, model, row["patching"])
-        return known | {"patching": {"key": key_of(spec), "spec": spec}}
-    spec = activations_spec(config, model, row["dataset"])
-    return known | {"activations": {"key": key_of(spec), "spec": spec}}
+        return known | {"patching": _keyed(patching_spec(config, model, row["patching"]))}
+    return known | {"activations": _keyed(activations_spec(config, model, row["dataset"]))}
+
+
+def _keyed(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec with its key, for the specs of what is made from it."""
+    return {"key": key_of(spec), "spec": spec}
 
 
 def heads_spec(config: Config, model: str) -> dict[str, Any]:
@@ -424,7 +430,7 @@ def intervention_of(config: Config, model: str, selector: str) -> dict[str, Any]
 def task_metric(config: Config, task: str) -> str:
     """Return the metric that a task is judged by: its own, or that of its format."""
     row = config["tasks"][task]
-    in_haystack = config["probes"][row["dataset"]]["format"] in ("nolima", "niah")
+    in_haystack = config["probes"][row["dataset"]]["format"] in IN_HAYSTACKS
     return str(row.get("metric", "accuracy" if in_haystack else "exact_match"))
 
 
@@ -485,19 +491,17 @@ def retrieval_spec(config: Config, model: str) -> dict[str, Any]:
         "seed": config["seed"],
     }
     for role in ("present", "removed"):
-        activations = activations_spec(config, model, row[role])
-        spec[role] = {"dataset": row[role], "key": key_of(activations), "spec": activations}
+        spec[role] = {"dataset": row[role]} | _keyed(activations_spec(config, model, row[role]))
     return spec
 
 
 def trace_spec(config: Config, model: str, trace: str) -> dict[str, Any]:
     """Return what determines a trace."""
     row = config["traces"][trace]
-    activations = activations_spec(config, model, row["dataset"])
     return {
         "probe": row["probe"],
         "dataset": row["dataset"],
-        "activations": {"key": key_of(activations), "spec": activations},
+        "activations": _keyed(activations_spec(config, model, row["dataset"])),
         "score": score_spec(config, model, config["retrieval"]["score"]),
         "k": config["retrieval"]["k"],
     }

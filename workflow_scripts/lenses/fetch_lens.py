@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.common.hub import hub_file
+from workflow_scripts.common.hub import FOLDERS, hub_file
 from workflow_scripts.common.models import load_config, source_of_rule
 from workflow_scripts.common.script import run_script
 from workflow_scripts.lenses.layouts import read_lens, write_lens
 
-KINDS = {"spaces": "space", "datasets": "dataset"}
+KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 """First part of a hub id of three parts -> kind of repository; others hold models."""
 
 

@@ -10,13 +10,11 @@ from typing import Any
 import polars as pl
 
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.common.layout import IN_HAYSTACKS
 from workflow_scripts.probes.chat import ChatPrompt, read_chat_prompt
 from workflow_scripts.probes.haystacks import Haystack, read_haystacks, sentence_ends
 from workflow_scripts.probes.needles import Needle, check_template, read_needles
 from workflow_scripts.probes.sample import SPLITS
-
-IN_HAYSTACKS = ("nolima", "niah")
-"""Formats whose needles are hidden in haystacks."""
 
 
 @dataclass(frozen=True)

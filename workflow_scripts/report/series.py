@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from workflow_scripts.analysis import views
 from workflow_scripts.analysis.rankings import jaccard
 from workflow_scripts.scores.intervals import LEVEL
+from workflow_scripts.scores.ranking import top_heads
 
 Floats = NDArray[np.float64]
 
@@ -127,8 +128,7 @@ def colour_limit(values: Floats) -> float:
 
 def best_heads(heads: pl.DataFrame, score: str, k: int = TOP) -> list[tuple[int, int]]:
     """Return the (layer, head) of the k best heads of a score, best first."""
-    rows = heads.filter(pl.col("score") == score).sort("rank").head(k)
-    return list(rows.select("layer", "head").iter_rows())
+    return top_heads(heads.filter(score=score), k)
 
 
 def overlap(heads: pl.DataFrame, scores: Sequence[str], k: int = TOP) -> Floats:

@@ -42,7 +42,7 @@ def resampled_values(probes: PerProbe, pool: str, weights: Floats) -> Floats:
 
 
 def percentile_interval(resampled: Floats) -> tuple[Floats, Floats]:
-    """Return the ends of a percentile interval per head from resamples, each (layer, head)."""
+    """Return the ends of the percentile interval of values resampled along the first axis."""
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, (tail, 1 - tail), axis=0)
     return low, high

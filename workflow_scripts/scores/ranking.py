@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from workflow_scripts.scores.pooling import Floats
@@ -30,3 +31,8 @@ def rank_heads(values: Floats, seed: int) -> NDArray[np.int32]:
     ranks = np.empty(flat.size, np.int32)
     ranks[order] = np.arange(1, flat.size + 1)
     return ranks.reshape(values.shape)
+
+
+def top_heads(ranking: pl.DataFrame, k: int) -> list[tuple[int, int]]:
+    """Return the k best heads of a score table as (layer, head), best first."""
+    return list(ranking.sort("rank").head(k).select("layer", "head").iter_rows())

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,33 @@ def head_values(settings: ScoreSettings, scores: ShardScores, seed: int) -> Head
     )
 
 
+def pair_probes(
+    name: str, terms: Sequence[str], ids: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[int]]]:
+    """Return the probes that count in both terms of a difference, and their places in each.
+
+    Parameters
+    ----------
+    name, terms
+        The difference, and the two scores that it is taken of.
+    ids
+        Probe ids of each term.
+
+    Raises
+    ------
+    UserError
+        If no probe counts in both.
+    """
+    places = [{probe: place for place, probe in enumerate(known)} for known in ids]
+    paired = [probe for probe in ids[0] if probe in places[1]]
+    if not paired:
+        raise UserError(
+            f"scores.{name}: no probe counts in both {terms[0]} and {terms[1]}; take the "
+            "difference of scores over datasets of the same needles, haystacks, lengths and depths"
+        )
+    return paired, [[place[probe] for probe in paired] for place in places]
+
+
 def difference(
     name: str,
     first: tuple[ScoreSettings, ShardScores],
@@ -181,16 +208,10 @@ def difference(
         If no probe counts in both.
     """
     ids = [scores.probe_ids for _, scores in (first, second)]
-    paired = [probe for probe in ids[0] if probe in set(ids[1])]
-    if not paired:
-        raise UserError(
-            f"scores.{name}: no probe counts in both {first[0].name} and {second[0].name}; take the "
-            "difference of scores over datasets of the same needles, haystacks, lengths and depths"
-        )
+    paired, places = pair_probes(name, (first[0].name, second[0].name), ids)
     values, resampled, steps = [], [], 0
-    for (settings, scores), known in zip((first, second), ids, strict=True):
-        place = {probe: index for index, probe in enumerate(known)}
-        probes = choose(scores.probes, [place[probe] for probe in paired])
+    for (settings, scores), place in zip((first, second), places, strict=True):
+        probes = choose(scores.probes, place)
         values.append(pool_heads(probes, settings.pool))
         resampled.append(resampled_heads(probes, settings.pool, seed))
         steps += int(probes.steps.sum())

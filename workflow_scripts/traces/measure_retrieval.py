@@ -8,8 +8,8 @@ import polars as pl
 from workflow_scripts.common.artifacts import read_table, write_table
 from workflow_scripts.common.script import log, run_script
 from workflow_scripts.common.shards import open_shard
+from workflow_scripts.scores.ranking import top_heads
 from workflow_scripts.traces.retrieval import PROBES_SCHEMA, auc_table, document_shares, kind_of
-from workflow_scripts.traces.trace import top_heads
 
 
 def main(snakemake: Any) -> None:

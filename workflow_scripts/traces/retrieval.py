@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from workflow_scripts.common.shards import REGIONS, Shard
-from workflow_scripts.scores.intervals import LEVEL, RESAMPLES
+from workflow_scripts.scores.intervals import RESAMPLES, percentile_interval
 from workflow_scripts.scores.reductions import GATES
 
 Floats = NDArray[np.float64]
@@ -109,8 +109,7 @@ def auc_interval(positive: Floats, negative: Floats, seed: int) -> tuple[float, 
         )
         for _ in range(RESAMPLES)
     ]
-    tail = 100 * (1 - LEVEL) / 2
-    low, high = np.percentile(found, [tail, 100 - tail])
+    low, high = percentile_interval(np.array(found))
     return float(low), float(high)
 
 

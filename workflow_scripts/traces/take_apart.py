@@ -8,14 +8,15 @@ from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.models import load_tokenizer, source_of_rule
 from workflow_scripts.common.script import run_script
 from workflow_scripts.common.shards import open_shard
+from workflow_scripts.scores.ranking import top_heads
 from workflow_scripts.traces.retrieval import document_shares
 from workflow_scripts.traces.trace import (
     answer_of,
     head_table,
     probe_index,
     question_of,
+    token_pieces,
     token_table,
-    top_heads,
     writers,
 )
 
@@ -33,11 +34,13 @@ def main(snakemake: Any) -> None:
                 known += [probe["probe_id"] for probe in shard.probes]
                 continue
             heads = head_table(shard, index)
-            tokens = token_table(shard, index, [*best, *writers(heads, spec["k"])], tokenizer)
+            probe = shard.probes[index]
+            pieces = token_pieces(tokenizer, [*probe["input_ids"], *probe["generated_ids"]])
+            tokens = token_table(shard, index, [*best, *writers(heads, spec["k"])], pieces)
             about = {
-                "probe": shard.probes[index],
-                "question": question_of(shard.probes[index], tokenizer),
-                "answer": answer_of(shard.probes[index], tokenizer),
+                "probe": probe,
+                "question": question_of(probe, pieces),
+                "answer": answer_of(probe, pieces),
                 "share": document_shares(shard, best).get(index),
                 "top_heads": best,
             }

@@ -18,11 +18,6 @@ from workflow_scripts.traces.retrieval import DOCUMENT, Head
 Array = NDArray[Any]
 
 
-def top_heads(ranking: pl.DataFrame, k: int) -> list[Head]:
-    """Return the k best heads of a score table as (layer, head), best first."""
-    return list(ranking.sort("rank").head(k).select("layer", "head").iter_rows())
-
-
 def probe_index(shard: Shard, probe_id: str) -> int | None:
     """Return the index of a probe in a shard; None if it is not there.
 
@@ -76,9 +71,11 @@ def writers(heads: pl.DataFrame, k: int) -> list[Head]:
 
 
 def token_table(
-    shard: Shard, index: int, heads: Sequence[Head], tokenizer: PreTrainedTokenizerBase
+    shard: Shard, index: int, heads: Sequence[Head], pieces: Sequence[str]
 ) -> pl.DataFrame:
     """Return what chosen heads wrote into each answer token from each source token.
+
+    `pieces` are the texts of the prompt's and the answer's tokens, see `token_pieces`.
 
     Returns
     -------
@@ -92,7 +89,6 @@ def token_table(
     steps = shard.read("row_step")[rows]
     offsets, lengths = shard.read("row_offset")[rows], shard.read("row_length")[rows]
     ids = [*probe["input_ids"], *probe["generated_ids"]]
-    pieces = token_pieces(tokenizer, ids)
     prompt = [REGIONS[region] for region in regions_of(probe)]
     regions = prompt + ["generated"] * len(probe["generated_ids"])
     cells = np.concatenate([np.arange(o, o + n) for o, n in zip(offsets, lengths, strict=True)])
@@ -121,15 +117,13 @@ def token_table(
     return pl.concat(parts).sort("step", "layer", "head", "position")
 
 
-def question_of(probe: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+def question_of(probe: Mapping[str, Any], pieces: Sequence[str]) -> str:
     """Return the question that a probe asks."""
-    start, stop = probe["question_start"], probe["question_end"]
-    return "".join(token_pieces(tokenizer, probe["input_ids"])[start:stop]).strip()
+    return "".join(pieces[probe["question_start"] : probe["question_end"]]).strip()
 
 
-def answer_of(probe: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def answer_of(probe: Mapping[str, Any], pieces: Sequence[str]) -> list[str]:
     """Return the text of each token of the answer."""
-    pieces = token_pieces(tokenizer, [*probe["input_ids"], *probe["generated_ids"]])
     return [pieces[len(probe["input_ids"]) + step] for step in probe["answer_steps"]]
 
 
