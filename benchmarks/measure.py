@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -316,7 +315,16 @@ def print_peak(folder: str, what: str, length: int) -> None:
         capture(lm, probes)
     else:
         plain.generate(lm, probes["input_ids"][0].to_list(), NEW_TOKENS)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(own_peak())
+
+
+def own_peak() -> float:
+    """Return the peak resident memory of this process, in MiB.
+
+    Not by getrusage, which counts the memory of the parent from which a process was forked.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def growth(lm: LanguageModel, folder: str) -> list[str]:
@@ -378,7 +386,7 @@ def print_shard_growth(path: str, count: int) -> None:
     started = time.perf_counter()
     score_shards([path] * count, settings)
     seconds = time.perf_counter() - started
-    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(seconds, own_peak())
 
 
 def times_by_rule(results: Path) -> list[str]:

@@ -317,7 +317,7 @@ def shared_prefixes() -> list[list[int]]:
 HEAD_SETS: list[list[Head]] = [[], [(0, 1)], [(1, 0), (1, 3)], [(0, 5), (1, 2)], ALL_HEADS]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gpt_neox", "gpt_oss"])
+@pytest.fixture(scope="module", params=["qwen3", "gemma2", "gpt_neox", "gpt_oss", "gpt2"])
 def ending(request: pytest.FixtureRequest) -> LanguageModel:
     """A model some of whose answers end early, so that rows leave the batch."""
     lm = random_model(request.param)
@@ -491,6 +491,46 @@ def capture_rows(prompts: list[list[int]]) -> pl.DataFrame:
             for i, ids in enumerate(prompts)
         ]
     )
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "mistral", "gpt_oss"])
+def test_capture_in_batches_equals_one_probe_at_a_time(kind: str) -> None:
+    lm = random_model(kind)
+    # Every generated token of a document's answer is an answer step.
+    rows = capture_rows(shared_prefixes()).with_columns(
+        question_type=pl.lit("document"), answer=pl.lit(None, pl.String)
+    )
+
+    def run(probes: pl.DataFrame, batch_tokens: int) -> list[Any]:
+        return capture_probes(
+            lm,
+            probes,
+            directions=["raw", "frozen_norm"],
+            batch_tokens=batch_tokens,
+            max_length=512,
+            progress=lambda n: None,
+        )
+
+    (whole,) = run(rows[:1], 1)
+    lm.eos_ids = frozenset({whole.generation.ids[2]})  # so that some answers end early
+    alone = [run(probe, 1)[0] for probe in rows.iter_slices(1)]
+    assert len({len(result.generation.ids) for result in alone}) > 1
+    for batch_tokens in (100_000, 200):
+        for found, expected in zip(run(rows, batch_tokens), alone, strict=True):
+            assert (found.status, found.generation) == (expected.status, expected.generation)
+            for part in ("by_region", "peak", "dense"):
+                values, others = getattr(found.capture, part), getattr(expected.capture, part)
+                assert values.keys() == others.keys()
+                for name in values:
+                    assert values[name].shape == others[name].shape
+                    np.testing.assert_allclose(values[name], others[name], rtol=1e-4, atol=1e-5)
+            for name in ("argmax", "top10_in_needle", "step", "token", "length"):
+                np.testing.assert_array_equal(
+                    getattr(found.capture, name), getattr(expected.capture, name)
+                )
+            np.testing.assert_allclose(
+                found.capture.topn_needle_alpha, expected.capture.topn_needle_alpha, atol=1e-5
+            )
 
 
 def test_capture_in_halves_is_the_same_and_a_prompt_that_fits_nowhere_is_out_of_memory(

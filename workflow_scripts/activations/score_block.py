@@ -198,11 +198,7 @@ class _BlockReader:
         one_hot = self.one_hot.to(alpha.device)[:, None]
         sums = {name: (plane @ one_hot).cpu().numpy() for name, plane in planes.items()}
         in_needle = self.in_needle.to(alpha.device)
-        attended = in_needle & (alpha > 0)
-        ten = torch.full((len(self.answers), 1, 1, 1), 10, device=alpha.device)
-        top10 = (_largest(alpha, ten) & attended).sum(-1).cpu().numpy()
-        top_n = _largest(alpha, in_needle.sum(-1, keepdim=True)) & attended
-        topn = (alpha * top_n).sum(-1).cpu().numpy()
+        top10, topn = (part.cpu().numpy() for part in _top_in_needle(alpha, in_needle))
         argmax = alpha.argmax(-1).cpu().numpy()  # the first of equals
         at = alpha.masked_fill(~in_needle, -1.0).argmax(-1, keepdim=True)
         phis = [name for name in planes if name != "alpha"]
@@ -315,18 +311,36 @@ def _without_thinking(capture: Capture, thinking: int) -> Capture:
     )
 
 
-def _largest(alpha: Tensor, counts: Tensor) -> Tensor:
-    """Return which keys have the largest weights, the first of equals, bool, the shape of alpha.
+def _top_in_needle(alpha: Tensor, in_needle: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what of each row's largest weights lies in the needle.
 
-    `alpha` is (batch, heads, queries, keys); `counts`, how many, (batch, 1, 1, 1). topk alone does not
-    say which of equal weights it takes, and a head that attends evenly has nothing else.
+    Parameters
+    ----------
+    alpha
+        Attention, float32, shape (batch, heads, queries, keys).
+    in_needle
+        Bool, shape (batch, 1, 1, keys).
+
+    Returns
+    -------
+    top10
+        How many of the 10 largest weights, int64, shape (batch, heads, queries); a weight of 0 is none.
+    topn
+        The sum of those among the n largest, n being the needle's length; float32, the same shape.
     """
-    counts = counts.clamp(max=alpha.shape[-1])
-    top = alpha.topk(max(1, int(counts.max())), dim=-1).values
-    least = top.gather(-1, (counts - 1).clamp(min=0).expand(*alpha.shape[:-1], 1))
-    above, equal = alpha > least, alpha == least
-    room = counts - above.sum(-1, keepdim=True)
-    return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= room))
+    n = in_needle.sum(-1, keepdim=True)
+    keys = alpha.shape[-1]
+    # Of equal weights the first are taken, which topk alone does not say, and a head that attends
+    # evenly has nothing else: the bits of a weight order as the weight does, and the position comes
+    # below them.
+    backwards = torch.arange(keys - 1, -1, -1, device=alpha.device)
+    order = (alpha.contiguous().view(torch.int32).long() << 32) | backwards
+    largest = order.topk(min(keys, max(10, int(n.max()))), dim=-1).values
+    at = keys - 1 - (largest & 0xFFFFFFFF)
+    weight = alpha.gather(-1, at)
+    inside = in_needle.expand(alpha.shape).gather(-1, at) & (weight > 0)
+    rank = torch.arange(at.shape[-1], device=alpha.device)
+    return inside[..., :10].sum(-1), (weight * (inside & (rank < n))).sum(-1)
 
 
 def _contribution(write: Tensor, value: Tensor) -> Tensor:

@@ -149,7 +149,8 @@ def _growing_batch(lm: LanguageModel, conditions: Conditions, prompts: int) -> I
                 missing = rows - hidden.shape[0]
                 trunk = hidden[:prompts].repeat(missing // prompts, 1, 1)
                 hidden = torch.cat([hidden, trunk])
-            return (hidden, *rest), {k: _first_rows(v, rows) for k, v in kwargs.items()}
+            cut = (_first_rows(value, rows) for value in rest)
+            return (hidden, *cut), {k: _first_rows(v, rows) for k, v in kwargs.items()}
 
         return hook
 

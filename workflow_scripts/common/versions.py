@@ -12,7 +12,7 @@ PROBES_VERSION = 2
 LENS_VERSION = 1
 """How a tuned lens is trained."""
 
-CAPTURE_VERSION = 2
+CAPTURE_VERSION = 3
 """What a shard holds and how it is computed."""
 
 CALIBRATION_VERSION = 1
