@@ -23,7 +23,10 @@ METRICS = (
     "other_character",
     "length",
 )
-"""Names of the metrics, in the order of the tables; all 0 to 1 but length, in tokens."""
+"""Names of the metrics of an answer, in the order of the tables; all 0 to 1 but length, in tokens."""
+
+LOSS = "loss"
+"""The one metric of a text that is read: mean cross-entropy of a token in nats. Lower is better."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = "PS"  # first letters of Unicode's categories of punctuation and symbols

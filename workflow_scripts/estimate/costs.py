@@ -162,12 +162,17 @@ def stages(config: dict[str, Any], model: str, shape: Shape) -> list[Stage]:
     conditions = count_conditions(config)
     for task, about in config["tasks"].items():
         lengths = _lengths(config, about["dataset"])
-        new = config["probes"][about["dataset"]]["max_new_tokens"]
+        row = config["probes"][about["dataset"]]
+        if row["format"] == "text":  # read, with the logits of every token, and not answered
+            new, flops = 0, sum(forward_flops(shape, length, 0, length) for length in lengths)
+        else:
+            new = row["max_new_tokens"]
+            flops = sum(answer_flops(shape, length, new) for length in lengths)
         rows = max(1, batch // max(lengths))
         found.append(
             Stage(
                 f"generate {task}, {conditions} conditions",
-                conditions * sum(answer_flops(shape, length, new) for length in lengths),
+                conditions * flops,
                 _batches(lengths, batch, conditions) * new,
                 batch_bytes(shape, rows, max(lengths) + new, dtype),
                 conditions * len(lengths) * (4 * new + 200),
