@@ -45,9 +45,8 @@ def tested(
     (folder / PROMPT).parent.mkdir()
     (folder / PROMPT).write_text(json.dumps({"user": "{question}"}), encoding="utf-8")
     project.edit_config(add_controls)
-    run = project.run(
-        *(f"results/tiny/{table}.parquet" for table in TABLES), "results/tiny/summary.md"
-    )
+    made = [*(f"{table}.parquet" for table in TABLES), "summary.md", "report.html"]
+    run = project.run(*(f"results/tiny/{name}" for name in made))
     assert run.code == 0, run.text
     return project, run
 
@@ -130,6 +129,20 @@ def test_the_loss_of_a_text_is_that_of_transformers_and_has_no_dissociation(test
     assert scores["reason"].str.starts_with("a loss is no share").all()
     summary = (folder / "results/tiny/summary.md").read_text(encoding="utf-8")
     assert "## prose: loss (lower is better) over 6 probes" in summary
+
+
+def test_the_report_shows_each_task_by_its_own_metric(tested):
+    page = (tested[0].folder / "results/tiny/report.html").read_text(encoding="utf-8")
+    for task, metric in (
+        *(("nonliteral", "accuracy"), ("parametric", "exact match")),
+        *(("arithmetic", "exact match"), ("prose", "loss")),
+    ):
+        assert f'aria-label="Table: {metric} on {task}"' in page
+    # A text has no answers to show, and none that pass.
+    assert 'aria-label="Table: answers to parametric"' in page
+    assert 'aria-label="Table: answers to prose"' not in page
+    sets = set(table(tested, "pass_rates").filter(role="task")["set"])
+    assert sets == {"nonliteral", *KNOWLEDGE}
 
 
 def test_an_edited_prompt_makes_the_probes_and_generations_of_its_dataset_and_nothing_else(

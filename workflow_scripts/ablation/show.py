@@ -13,9 +13,6 @@ from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.common.artifacts import atomic_path, read_provenance, read_table
 from workflow_scripts.common.script import run_script
 
-SHOWN = "accuracy"
-"""Metric of the report's pages; the others stand in the Parquet file."""
-
 LOW = 0.1
 """Baseline below which an ablation has too little to take away."""
 

@@ -436,6 +436,11 @@ def task_metric(config: Config, task: str) -> str:
     return str(row.get("metric", "accuracy" if data_format in IN_HAYSTACKS else "exact_match"))
 
 
+def task_metrics(config: Config) -> dict[str, str]:
+    """Return what every task is judged by."""
+    return {task: task_metric(config, task) for task in config["tasks"]}
+
+
 def selection_spec(config: Config, model: str) -> dict[str, Any]:
     """Return what determines which heads are ablated, on which tasks."""
     files = {row["heads_file"] for row in config["selectors"].values() if "heads_file" in row}
