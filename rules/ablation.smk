@@ -127,9 +127,7 @@ rule summary:
         mem_mb=1000,
         runtime=10,
     params:
-        spec=lambda wildcards: canonical_json(
-            {task: task_metric(config, task) for task in config["tasks"]}
-        ),
+        spec=canonical_json(task_metrics(config)),
         code=code_of("ablation/show.py"),
     script:
         "../workflow_scripts/ablation/show.py"

@@ -44,7 +44,7 @@ from workflow_scripts.common.layout import (
     selection_spec,
     shard_files,
     store_of,
-    task_metric,
+    task_metrics,
     trace_spec,
 )
 

@@ -23,7 +23,7 @@ rule count_passes:
         mem_mb=2000,
         runtime=10,
     params:
-        spec=canonical_json(sorted(config["tasks"])),
+        spec=canonical_json(task_metrics(config)),
         code=code_of("report/count_passes.py"),
     script:
         "../workflow_scripts/report/count_passes.py"
@@ -49,10 +49,8 @@ rule draw_figures:
         runtime=20,
     params:
         spec=canonical_json(
-            {
-                table: sorted(config[table])
-                for table in ("scores", "tasks", "selectors")
-            }
+            {table: sorted(config[table]) for table in ("scores", "selectors")}
+            | {"tasks": task_metrics(config)}
         ),
         code=code_of("report/draw_figures.py"),
     script:
@@ -119,7 +117,9 @@ rule compare_models:
         mem_mb=2000,
         runtime=10,
     params:
-        spec=canonical_json(sorted(config["models"])),
+        spec=canonical_json(
+            {"models": sorted(config["models"]), "tasks": task_metrics(config)}
+        ),
         templates=templates_digest(),
         code=code_of("report/compare_models.py"),
     script:

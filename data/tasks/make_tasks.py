@@ -20,7 +20,7 @@ SEED = 42
 MULTIHOP_ITEMS = 80
 PARAGRAPHS = 20
 MIN_NAME_LETTERS = 7
-TRACKING_ITEMS = 80
+TRACKING_ITEMS = 120
 EVENTS = {"qa2": (8, 14), "qa3": (14, 22)}
 """Least and most events of a story, by kind."""
 
@@ -79,6 +79,13 @@ _SECOND_HOPS = [
         "Which society had {of} as president?",
     ),
 ]
+# The answer as its paragraph writes it, where that is more than the name asked for.
+_LONGER_ANSWERS = {
+    "town": "the town of {}",
+    "school": "{} College",
+    "street": "{} Street",
+    "club": "the {} Society",
+}
 _ENTITY_DETAILS = [
     "It drew much attention when it was first shown.",
     "Several newspapers of the region wrote about it.",
@@ -161,6 +168,7 @@ def multihop_item(index: int, rng: random.Random) -> dict[str, Any]:
     asked_first, asked_second = rng.choice(_FIRST_HOPS), rng.choice(_SECOND_HOPS)
     paragraphs: list[dict[str, Any]] = []
     question = answer = ""
+    longer = _LONGER_ANSWERS.get(asked_second[0])
     for chain in range(PARAGRAPHS // 2):
         # Half of the other chains share a hop with the question.
         first = asked_first if chain in (0, 1, 2) else rng.choice(_FIRST_HOPS)
@@ -184,9 +192,7 @@ def multihop_item(index: int, rng: random.Random) -> dict[str, Any]:
         "id": f"2hop__{index:03d}",
         "question": question,
         "answer": answer,
-        "answer_aliases": [f"{answer} {asked_second[0].capitalize()}"]
-        if asked_second[0] == "street"
-        else [],
+        "answer_aliases": [] if longer is None else [longer.format(answer)],
         "paragraphs": [{"idx": i, **paragraph} for i, paragraph in enumerate(paragraphs)],
     }
 

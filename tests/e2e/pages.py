@@ -11,6 +11,7 @@ import polars as pl
 
 from tests.workflow.snakemake_project import Project
 from workflow_scripts.common.artifacts import read_provenance, write_table
+from workflow_scripts.common.layout import task_metrics
 from workflow_scripts.report import compare_models, write_page, write_trace
 
 HOSTILE = "<img src=x onerror=\"document.title='broken in'\"></script><!--"
@@ -136,6 +137,7 @@ def hostile_trace(project: Path, folder: Path) -> Path:
 def compare_page(project: Path, folder: Path) -> Path:
     """Write the page of the planted model beside itself under another name, half as good."""
     inputs: dict[str, list[Path]] = {"ablation": [], "heads": []}
+    spec = {"models": ["tiny", "half"], "tasks": task_metrics(json.loads(_spec(project)))}
     for kind, paths in inputs.items():
         source = project / f"results/tiny/{kind}.parquet"
         columns = [pl.lit("half").alias("model"), pl.col("value") / 2]
@@ -143,7 +145,7 @@ def compare_page(project: Path, folder: Path) -> Path:
     compare_models.main(
         SimpleNamespace(
             input=SimpleNamespace(**inputs),
-            params=SimpleNamespace(spec=json.dumps(["tiny", "half"])),
+            params=SimpleNamespace(spec=json.dumps(spec)),
             output=[folder / "compare.html"],
         )
     )

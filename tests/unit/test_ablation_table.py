@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 
 from workflow_scripts.ablation import select_heads, show, tabulate
+from workflow_scripts.ablation.compare import comparison_table
+from workflow_scripts.ablation.generate import losses_table
 from workflow_scripts.ablation.metrics import METRICS, measure
 from workflow_scripts.ablation.selection import selection_table
 from workflow_scripts.ablation.show import WIDTH, status_section, summary, table_lines
@@ -361,6 +363,36 @@ def test_wide_tables_are_split_and_repeat_their_labels() -> None:
         "heads"
     )
     assert shown.count("heads") > 1
+
+
+def test_a_loss_stands_in_every_table_as_it_is(tmp_path: Path) -> None:
+    """Losses 2, 3, 4 intact and 3, 3, 6 ablated: the only metric of its task, and never too low."""
+    spec = SPEC | {"selectors": {"mine": SPEC["selectors"]["mine"]}, "interventions": {"mine": HOW}}
+    selection = selection_table(spec, heads_table()).filter(task="literal")
+    answers = {}
+    for heads, key, mode in selection.select("heads", "key", "mode").iter_rows():
+        found = losses_table(
+            pl.DataFrame({"probe_id": ["a", "b", "c"]}),
+            {"mode": mode, "site": "q_proj", "factor": None, "calibration": None},
+            [heads],
+            [[3.0, 3.0, 6.0] if heads else [2.0, 3.0, 4.0]],
+        )
+        path = tmp_path / f"{key}.parquet"
+        write_table(found, path, kind="generations", spec=SPEC["tasks"]["literal"])
+        answers["literal", key] = read_answers(path)
+    table = ablation_table("m", selection, answers, 1)
+    assert table["metric"].to_list() == ["loss", "loss"]
+    row = only(table, selector="mine")
+    assert (row["value"], row["baseline"], row["relative"]) == (4.0, 3.0, 4 / 3)
+    assert 1 <= row["relative_low"] <= row["relative"] <= row["relative_high"]
+    compared = comparison_table("m", selection, answers, frozenset(), 1).filter(reference="none")
+    assert (compared["metric"].to_list(), compared["difference"].to_list()) == (["loss"], [1.0])
+    text = page(table, literal="loss")
+    assert "## literal: loss (lower is better) over 3 probes" in text
+    assert "nothing ablated: 3.00 [" in text
+    assert row_of(text, "literal", "mine")[1].startswith("4.00 [")
+    low = table.with_columns(pl.col("value") * 0)
+    assert page(low, literal="loss").split("## Top")[0].count("Too low") == 0
 
 
 def test_the_columns_of_a_table_are_aligned() -> None:

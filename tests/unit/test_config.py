@@ -16,7 +16,7 @@ import yaml
 from workflow_scripts.common.config import SCHEMA_FILE, check_devices, validate
 from workflow_scripts.common.digests import key_of
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.common.layout import activations_spec, converted_folder
+from workflow_scripts.common.layout import activations_spec, converted_folder, task_metric
 from workflow_scripts.scores.settings import check_score
 
 ROOT = Path(__file__).parents[2]
@@ -475,6 +475,42 @@ def test_what_determines_the_lens_determines_the_activations(
 def test_a_task_with_forced_answers_is_refused(config: Config) -> None:
     config["probes"]["nonliteral"]["answer"] = "gold"
     assert "tasks.nonliteral.dataset" in message(config)
+
+
+@pytest.fixture
+def with_text(config: Config, tmp_path: Path) -> Config:
+    """A config with a task that reads a text."""
+    path = tmp_path / "prose.txt"
+    path.write_text("Some prose.", encoding="utf-8")
+    config["probes"]["prose"] = {"format": "text", "needles": str(path), "context_lengths": [8]}
+    config["tasks"]["prose"] = {"dataset": "prose"}
+    return config
+
+
+def test_a_text_is_judged_by_its_loss(with_text: Config) -> None:
+    assert task_metric(checked(with_text), "prose") == "loss"
+    assert task_metric(checked(with_text), "nonliteral") == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("tasks.prose.metric", "accuracy", "tasks.prose.metric: accuracy does not fit format text"),
+        (
+            "tasks.nonliteral.metric",
+            "loss",
+            "tasks.nonliteral.metric: loss does not fit format nolima",
+        ),
+        ("tasks.prose.role", "target", "tasks.prose.role: a loss has no answers"),
+        ("scores.locos.dataset", "prose", "scores.locos.dataset: 'prose' has format text"),
+        ("patching.filler.dataset", "prose", "patching.filler.dataset: 'prose' has format text"),
+    ],
+)
+def test_a_text_where_answers_are_wanted_is_refused(
+    with_text: Config, path: str, value: str, said: str
+) -> None:
+    put(with_text, path, value)
+    assert message(with_text).startswith(f"config: {said}")
 
 
 def test_an_overlap_is_allowed_where_the_official_choice_is_asked_for(overlapping: Config) -> None:

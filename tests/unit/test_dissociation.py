@@ -39,7 +39,7 @@ def table(judged: dict[str, dict[str, str]] = JUDGED) -> pl.DataFrame:
             "p",
             "all",
             {HEADS[k]: [str(i) for i in range(len(v))] for k, v in by_k.items()},
-            {HEADS[k]: {JUDGED[task]["metric"]: np.array(v, float)} for k, v in by_k.items()},
+            {HEADS[k]: {judged[task]["metric"]: np.array(v, float)} for k, v in by_k.items()},
         )
         for task, by_k in VALUES.items()
     }
@@ -64,6 +64,19 @@ def test_a_baseline_of_zero_has_no_score_and_no_best_k() -> None:
     assert rows["ds"].to_list() == [None, None]
     assert rows["k_star"].to_list() == [None, None]
     assert set(rows["reason"]) == {"the baseline of the control task is 0"}
+
+
+def test_a_loss_as_control_has_no_score_and_says_why() -> None:
+    judged = JUDGED | {"know": {"metric": "loss", "role": "control"}}
+    rows = table(judged).filter(control="know")
+    assert rows["ds"].to_list() == rows["k_star"].to_list() == [None, None]
+    assert rows.filter(k=1)["reason"].to_list() == [
+        "a loss is no share of right answers that could be lost"
+    ]
+    # The other control keeps its scores.
+    assert set(table(judged).filter(control="sums")["reason"]) == {
+        "the baseline of the control task is 0"
+    }
 
 
 def test_without_a_target_the_mend_is_named() -> None:

@@ -15,6 +15,8 @@ from tiny_models import random_ids, random_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from workflow_scripts.ablation.interventions import Intervention
+from workflow_scripts.ablation.losses import losses
 from workflow_scripts.activations.capture_probes import (
     capture_probes,
     probe_records,
@@ -111,6 +113,29 @@ def test_a_captures_flops_and_bytes_are_those_of_one(tmp_path: Path) -> None:
     assert predicted < measured
     # Names, attributes and the index of so small a file weigh about as much as a tenth of it.
     assert 0.6 < predicted / packed < 1.6
+
+
+def test_the_flops_of_a_loss_are_those_of_reading_the_texts_under_every_condition() -> None:
+    lm = random_model("qwen3")
+    texts = [random_ids(40, seed) for seed in range(3)]
+    config = {
+        "models": {"m": {"batch_tokens": 99, "dtype": "float32"}},
+        "directions": ["raw"],
+        "scores": {},
+        "patching": {},
+        "selectors": {"zero": {"heads": ["0-1"]}},
+        "ablation": {"k": [1]},
+        "probes": {"prose": {"format": "text", "context_lengths": [40], "size": 3}},
+        "tasks": {"loss": {"dataset": "prose"}},
+    }
+    (stage,) = costs.stages(config, "m", shape_of(lm.model.config.to_dict()))
+    # Heads of the first layer: nothing is shared.
+    change = Intervention("zero_output", "", [[], [(0, 1)]])
+    with counted() as counter:
+        losses(lm, texts, change, batch_tokens=99, progress=lambda _: None)
+    # The last token is not read.
+    assert counter.get_total_flops() == pytest.approx(stage.flops, rel=0.1)
+    assert stage.steps == 0
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from tiny_models import random_ids, random_model
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from workflow_scripts.ablation import losses as losses_module
 from workflow_scripts.ablation.calibration import calibrate, read_means
 from workflow_scripts.ablation.generation import generate
 from workflow_scripts.ablation.interventions import Head, Intervention, intervening
+from workflow_scripts.ablation.losses import losses
 from workflow_scripts.activations.capture_probes import capture_probes
 from workflow_scripts.common.attention import AttentionCall, tapped
 from workflow_scripts.common.decoding import Conditions, Generation
@@ -285,6 +287,11 @@ def test_knockout_reads_the_values_with_no_weight_on_the_needle(
         np.testing.assert_allclose(found[query, head], expected, rtol=1e-3, atol=1e-4)
 
 
+def test_knockout_changes_no_bit_where_there_is_no_needle(lm: LanguageModel) -> None:
+    found = logits_under(lm, ALL_HEADS, "knockout", needle=None)
+    assert torch.equal(found, own_logits(lm.model))
+
+
 def plain_answer(
     lm: LanguageModel, prompt: list[int], change: Intervention, new_tokens: int
 ) -> Generation:
@@ -354,6 +361,62 @@ def test_generation_in_batches_equals_one_by_one(
         )
         assert found == expected
         assert sum(done) == len(prompts) * len(HEAD_SETS)
+
+
+TEXTS = [random_ids(count, 60 + i) for i, count in enumerate((2, 15, 15, 31, 31, 31))]
+
+
+def own_losses(model: Any) -> list[float]:
+    """Return the loss that transformers itself computes, of one text after the other."""
+    texts = [torch.tensor([ids]) for ids in TEXTS]
+    with torch.inference_mode():
+        return [float(model(ids, labels=ids, use_cache=False).loss) for ids in texts]
+
+
+def losses_under(
+    lm: LanguageModel, change: Intervention, batch_tokens: int = 100_000
+) -> list[list[float]]:
+    done: list[int] = []
+    found = losses(lm, TEXTS, change, batch_tokens=batch_tokens, progress=done.append)
+    assert sum(done) == len(TEXTS) * len(change.head_sets)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "changed"),
+    [
+        ("mean_query", lambda lm: with_constant_query(lm, mean)),
+        ("zero_query", lambda lm: with_constant_query(lm, zero)),
+        ("mean_output", lambda lm: with_changed_output(lm, 0.0, mean)),
+        ("zero_output", lambda lm: with_changed_output(lm, 0.0, zero)),
+        ("scale", lambda lm: with_changed_output(lm, 0.5, zero)),
+    ],
+)
+def test_losses_are_those_of_transformers_on_the_model_and_on_one_with_changed_weights(
+    lm: LanguageModel, mode: str, changed: Callable[[LanguageModel], Any]
+) -> None:
+    intact, ablated = losses_under(lm, Intervention(mode, "q_proj", [[], CHOSEN], MEANS, 0.5))
+    np.testing.assert_allclose(intact, own_losses(lm.model), rtol=1e-5)
+    np.testing.assert_allclose(ablated, own_losses(changed(lm)), rtol=1e-5)
+    assert not np.allclose(intact, ablated, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "site"), EVERY_MODE)
+def test_losses_in_batches_and_pieces_equal_one_by_one(
+    qwen3: LanguageModel, mode: str, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = [
+        losses_under(qwen3, Intervention(mode, site, [heads], MEANS, 0.5, [None] * len(TEXTS)), 1)[
+            0
+        ]
+        for heads in HEAD_SETS
+    ]
+    change = Intervention(mode, site, HEAD_SETS, MEANS, 0.5, [None] * len(TEXTS))
+    # Whole texts; pieces of at least 7 tokens, as 3 texts under 5 sets are read at once; of one token.
+    for logit_tokens, batch_tokens in ((1024, 100_000), (7 * 15, 100_000), (7, 300)):
+        monkeypatch.setattr(losses_module, "LOGIT_TOKENS", logit_tokens)
+        found = losses_under(qwen3, change, batch_tokens)
+        np.testing.assert_allclose(found, one_by_one, rtol=1e-5)
 
 
 def test_calibration_means_equal_a_plain_loop_in_float64(lm: LanguageModel) -> None:

@@ -28,6 +28,7 @@ from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes import tokenize_probes
 from workflow_scripts.probes.build import SCHEMA, build_probes
 from workflow_scripts.probes.prompts import Encoder, chat_wrapper
+from workflow_scripts.probes.sources import check_sources, refuse_too_long
 
 SENTENCES = (
     "A slow cart crossed the bridge. Who left the gate open? The miller said nothing, as usual. "
@@ -622,3 +623,83 @@ def test_the_script_writes_the_table_with_the_spec_it_was_made_for(
     table = read_table(output, kind="probes", spec=spec)
     assert dict(table.schema) == SCHEMA
     assert table["seed"].unique().to_list() == [11]
+
+
+TEXT_ROW = {"format": "text", "context_lengths": [9], "seed": 3}
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prose.txt"
+    path.write_text(f"\n{SENTENCES * 4}\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_pieces_of_a_text_follow_each_other_each_behind_the_bos(kind: str, text_file: Path) -> None:
+    tokenizer = TOKENIZERS[kind]()
+    probes = build_probes(tokenizer, "x", TEXT_ROW, text_file, [])
+    assert dict(probes.schema) == SCHEMA
+    whole = tokenizer((SENTENCES * 4).strip())["input_ids"]
+    bos = whole[:1] if whole[0] == tokenizer.bos_token_id else []
+    pieces = probes["input_ids"].to_list()
+    assert {len(piece) for piece in pieces} == {9}
+    assert all(piece[: len(bos)] == bos for piece in pieces)
+    joined = [token for piece in pieces for token in piece[len(bos) :]]
+    assert joined == whole[len(bos) :][: len(joined)]
+    assert 0 <= len(whole) - len(bos) - len(joined) < 9
+    assert set(probes["has_bos"]) == {bool(bos)}
+
+
+def test_a_text_has_no_chat_around_it(text_file: Path, with_template: Any) -> None:
+    plain = build_probes(byte_level(), "x", TEXT_ROW, text_file, [])
+    chat = build_probes(with_template(byte_level(), CHATML), "x", TEXT_ROW, text_file, [])
+    assert chat.equals(plain)
+
+
+def test_a_size_samples_pieces_of_a_text_by_its_seed(text_file: Path) -> None:
+    def ids(**changes: Any) -> list[str]:
+        return build_probes(byte_level(), "x", TEXT_ROW | changes, text_file, [])[
+            "probe_id"
+        ].to_list()
+
+    every = ids()
+    assert len(every) == len(set(every)) > 12
+    assert len(ids(size=12)) == 12 and set(ids(size=12)) < set(every)
+    assert ids(size=12) == ids(size=12) != ids(size=12, seed=4)
+    with pytest.raises(UserError, match=rf"x.size: 999 pieces asked for, but .* {len(every)};"):
+        ids(size=999)
+
+
+@pytest.mark.parametrize(
+    ("changes", "defect"),
+    [
+        ({"context_lengths": []}, "probes.x.context_lengths: names none"),
+        ({"context_lengths": [1]}, "probes.x.context_lengths: 1 tokens are too few; use 2"),
+        ({"depths": [0]}, "probes.x.depths: means nothing to format text"),
+        ({"haystacks": "data"}, "probes.x.haystacks: means nothing"),
+        ({"prompt": "p.json"}, "probes.x.prompt: means nothing"),
+        ({"split": "detect"}, "probes.x.split: means nothing"),
+        ({"needle": "removed"}, "probes.x.needle: means nothing"),
+    ],
+)
+def test_a_text_row_that_cannot_be_meant_is_refused(
+    text_file: Path, changes: dict[str, Any], defect: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        check_sources(TEXT_ROW | changes, text_file, [], "x")
+    assert str(error.value).startswith(defect)
+
+
+def test_an_empty_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text(" \n", encoding="utf-8")
+    with pytest.raises(UserError, match="empty.txt: holds no text"):
+        check_sources(TEXT_ROW, path, [], "x")
+
+
+def test_a_text_needs_positions_for_itself_alone(text_file: Path) -> None:
+    row = TEXT_ROW | {"max_new_tokens": 50, "max_thinking_tokens": 0}
+    refuse_too_long(row, 9, "probes.x", "m")
+    with pytest.raises(UserError, match="9 and the 0 tokens of an answer exceed the 8"):
+        refuse_too_long(row, 8, "probes.x", "m")

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import tokenizer
 
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.probes.build import build_probes
 from workflow_scripts.probes.needles import Needle, read_needles
+from workflow_scripts.probes.sources import refuse_long_questions
 
 
 def write(folder: Path, name: str, *entries: dict[str, Any]) -> Path:
@@ -116,3 +119,103 @@ def test_a_field_that_the_format_has_not_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "q.jsonl", {"id": "a", "question": "Why?", "answer": "b"})
     with pytest.raises(UserError, match=r"has \{input\}; this format has \{question\}"):
         read_needles(path, "qa", template="{input} {question}")
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "qa": {"id": "a", "question": "Gdzie jest Łódź?", "answer": "Polska", "aliases": []},
+    "popqa": {
+        "id": 7,
+        "prop": "country",
+        "obj": "Österreich",
+        "question": "Where is Wien?",
+        "possible_answers": ["Austria"],
+    },
+    "arithmetic": {"context": "Question: What is 3 minus 5?\nAnswer:", "completion": " \u22122"},
+    "babilong": {"input": "Zoë\u2028left.", "question": "Where is Zoë?", "target": "café"},
+    "musique": musique(),
+}
+"""A whole entry of each format, not in ASCII."""
+REQUIRED = [
+    ("qa", ("id", "question", "answer")),
+    ("popqa", ("id", "prop", "obj", "question", "possible_answers")),
+    ("arithmetic", ("context", "completion")),
+    ("babilong", ("input", "question", "target")),
+    ("musique", ("id", "question", "answer", "paragraphs")),
+]
+ANSWERS = {"qa": "answer", "popqa": "obj", "arithmetic": "completion", "babilong": "target"}
+
+
+@pytest.mark.parametrize("data_format", WHOLE)
+@pytest.mark.parametrize("escaped", [True, False])
+def test_text_of_any_script_is_read_as_it_is(
+    tmp_path: Path, data_format: str, escaped: bool
+) -> None:
+    entry = WHOLE[data_format]
+    path = tmp_path / "u.jsonl"
+    # With the byte order mark that some editors write; U+2028 ends no line.
+    path.write_text(json.dumps(entry, ensure_ascii=escaped) + "\n", encoding="utf-8-sig")
+    needle = read_one(path, data_format)
+    assert needle.answers == (entry[ANSWERS.get(data_format, "answer")].strip(),)
+    asked = entry["context" if data_format == "arithmetic" else "question"]
+    assert needle.questions[0].text in asked
+    if data_format == "babilong":
+        assert entry["input"] in needle.template
+
+
+@pytest.mark.parametrize(
+    ("data_format", "field"), [(name, field) for name, fields in REQUIRED for field in fields]
+)
+def test_a_missing_field_of_any_format_is_named(
+    tmp_path: Path, data_format: str, field: str
+) -> None:
+    entry = {name: value for name, value in WHOLE[data_format].items() if name != field}
+    with pytest.raises(UserError, match=rf"m.jsonl: line 1: has no '{field}'; add it"):
+        read_needles(write(tmp_path, "m.jsonl", entry), data_format)
+
+
+@pytest.mark.parametrize("data_format", ANSWERS)
+def test_an_empty_answer_of_any_format_is_named(tmp_path: Path, data_format: str) -> None:
+    field = ANSWERS[data_format]
+    entry = WHOLE[data_format] | {field: " "}
+    with pytest.raises(UserError, match=rf"m.jsonl: line 1: {field} is empty; write it"):
+        read_needles(write(tmp_path, "m.jsonl", entry), data_format)
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("[broken", "line 2: possible_answers: not JSON"),
+        ('"Rome"', "line 2: possible_answers: is 'Rome', expected a list of strings"),
+        ("[3]", r"line 2: possible_answers: is \[3\], expected a list of strings"),
+    ],
+)
+def test_a_defect_of_popqas_answers_is_named(tmp_path: Path, cell: str, message: str) -> None:
+    path = tmp_path / "p.tsv"
+    quoted = cell.replace('"', '""')
+    path.write_text(
+        f'id\tprop\tobj\tquestion\tpossible_answers\n1\tcity\tRome\tWhere?\t"{quoted}"\n',
+        encoding="utf-8",
+    )
+    with pytest.raises(UserError, match=message):
+        read_needles(path, "popqa")
+
+
+def test_a_row_of_popqa_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.tsv"
+    path.write_text("id\tprop\tobj\tquestion\tpossible_answers\n1\tcity\tRome\n", encoding="utf-8")
+    with pytest.raises(UserError, match="p.tsv: line 2: has not the 5 columns of the header"):
+        read_needles(path, "popqa")
+
+
+def test_a_paragraph_longer_than_the_models_positions_is_refused_by_its_item(
+    tmp_path: Path,
+) -> None:
+    long = [*musique()["paragraphs"], {"title": "Ulm", "paragraph_text": "word " * 400}]
+    path = write(tmp_path, "m.jsonl", musique(), musique(id="2hop__2", paragraphs=long))
+    row = {"format": "musique", "max_new_tokens": 5, "max_thinking_tokens": 0}
+    probes = build_probes(tokenizer(), "multihop", row, path, [])
+    lengths = dict(probes.select("probe_id", "context_length").iter_rows())
+    assert lengths["2hop__2"] > 400 > lengths["2hop__1"]
+    refuse_long_questions(probes, row, lengths["2hop__2"] + 5, "probes.multihop", "m")
+    with pytest.raises(UserError, match=r"probes\.multihop: the \d+ tokens of probe 2hop__2 and"):
+        refuse_long_questions(probes, row, 400, "probes.multihop", "m")

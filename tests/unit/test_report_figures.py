@@ -23,8 +23,11 @@ from svg_reader import Picture, text_of
 
 from workflow_scripts.report import plots
 from workflow_scripts.report.catalogue import figures_of
+from workflow_scripts.report.series import with_metrics
 
-TABLES = {"ablation": ablation_table(), "heads": heads_table(), "pass_rates": pass_rates_table()}
+METRICS = {"literal": "accuracy", "nonliteral": "accuracy"}
+ABLATION = with_metrics(ablation_table(), METRICS)
+TABLES = {"ablation": ABLATION, "heads": heads_table(), "pass_rates": pass_rates_table()}
 FIGURES = figures_of(["locos", "alpha_spatial"], ["literal", "nonliteral"], ["locos", "random"])
 
 
@@ -83,6 +86,34 @@ def test_the_tasks_stand_against_each_other_with_their_baselines():
         np.testing.assert_allclose(
             axes.read("y", baseline), values["none", None, 0, None][0], atol=1e-4
         )
+
+
+def judged_by(metric: str) -> pl.DataFrame:
+    """Return the ablation table with the literal task judged by a metric, its accuracies so named."""
+    named = pl.when(pl.col("task") == "literal", pl.col("metric") == "accuracy")
+    renamed = ablation_table().with_columns(
+        named.then(pl.lit(metric)).otherwise("metric").alias("metric")
+    )
+    return with_metrics(renamed, METRICS | {"literal": metric})
+
+
+def test_each_task_is_drawn_by_its_own_metric():
+    tables = {"ablation": judged_by("exact_match")}
+    shown = picture("ablation", "literal", **tables)
+    baseline = shown.panels()[0].points("baseline")[:, 1]
+    np.testing.assert_allclose(shown.panels()[0].read("y", baseline), 0.9, atol=1e-4)
+    assert {"exact match (share of probes)", "ROUGE-L F1"} <= set(shown.texts())
+    assert "exact match or accuracy" in picture("tasks", **tables).texts()
+
+
+def test_a_loss_has_a_panel_of_its_own_and_no_place_beside_the_other_tasks():
+    tables = {"ablation": judged_by("loss")}
+    shown = picture("ablation", "literal", **tables)
+    assert len(shown.panels()) == 1
+    assert "loss (nats a token; lower is better)" in shown.texts()
+    beside = picture("tasks", **tables).panels()[0]
+    assert len(beside.points("curve-nonliteral-locos-top")) == 2
+    assert "curve-literal-locos-top" not in beside.by_id
 
 
 def expected_colour(value: float, limit: float) -> str:
@@ -211,6 +242,7 @@ def test_a_config_with_one_score_one_task_and_no_selector_still_has_its_figures(
 
 def test_models_stand_side_by_side_each_with_its_own_curve():
     table = pl.concat([ablation_table("a"), ablation_table("b").with_columns(pl.col("value") / 2)])
+    table = with_metrics(table, METRICS)
     with plots.style():
         panels = Picture(plots.svg(plots.models_ablation(table, "nonliteral"))).panels()
     for axes, scale in zip(panels, (1.0, 0.5), strict=True):

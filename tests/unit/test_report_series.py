@@ -55,9 +55,11 @@ def test_passes_are_counted_by_set_length_and_depth():
         {"probe_id": ["b", "a"], "context_length": [None, 512], "depth_percent": [None, 100.0]},
         schema_overrides={"context_length": pl.Int32},
     )
-    answers = pl.DataFrame({"probe_id": ["a", "b"], "accuracy": [1.0, 0.0]})
+    answers = pl.DataFrame(
+        {"probe_id": ["a", "b"], "accuracy": [1.0, 0.0], "exact_match": [0.0, 0.0]}
+    )
     table = pass_rates(
-        [detection_passes("nolima", detection), task_passes("facts", probes, answers)]
+        [detection_passes("nolima", detection), task_passes("facts", "accuracy", probes, answers)]
     )
     assert table.rows() == [
         ("nolima", "detect", 256, 0.0, 2, 1),
@@ -67,8 +69,50 @@ def test_passes_are_counted_by_set_length_and_depth():
     ]
 
 
+@pytest.mark.parametrize(
+    ("metric", "passed"), [("exact_match", [False, True]), ("rouge_l_f1", [True, False])]
+)
+def test_an_answer_passes_by_the_verdict_of_its_task(metric, passed):
+    probes = pl.DataFrame(
+        {"probe_id": ["a", "b"], "context_length": [9, 9], "depth_percent": [0.0, 0.0]}
+    )
+    answers = pl.DataFrame(
+        {"probe_id": ["a", "b"], "accuracy": [1.0, 0.0], "exact_match": [0.0, 1.0]}
+    )
+    found = task_passes("facts", metric, probes, answers)
+    assert found["passed"].to_list() == passed
+
+
+def losses(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a table of accuracies as one of losses: what was lost is added, from 3 nats."""
+    rows = table.filter(metric="accuracy").with_columns(metric=pl.lit("loss"))
+    if "difference" in rows.columns:
+        return rows.with_columns(
+            -pl.col("difference"), ci_low=-pl.col("ci_high"), ci_high=-pl.col("ci_low")
+        )
+    return rows.with_columns(
+        value=3.8 - pl.col("value"), ci_low=3.8 - pl.col("ci_high"), ci_high=3.8 - pl.col("ci_low")
+    )
+
+
+def test_the_headline_of_a_loss_speaks_of_what_raises_it():
+    tests = losses(significance_table({1: 0.2, 5: 0.004}))
+    table = task_table("nonliteral", "loss", losses(ablation_table()), tests)
+    assert table.sentence == (
+        "Ablating the 5 best heads by locos takes nonliteral loss from 3.00 to 3.70; 5 random "
+        "heads leave 3.25 (difference +0.45, 95 % interval [+0.35, +0.60], Holm-corrected p = 0.004)."
+    )
+    # A loss that falls is no damage.
+    falls = tests.with_columns(-pl.col("difference"))
+    sentence = task_table("nonliteral", "loss", losses(ablation_table()), falls).sentence
+    assert sentence.startswith("No number of best heads by locos harms nonliteral loss more")
+    assert sentence.endswith("unablated, the model reads nonliteral with loss 3.00.")
+
+
 def test_the_headline_speaks_of_the_least_k_that_costs_more_than_random_heads():
-    table = task_table("nonliteral", ablation_table(), significance_table({1: 0.2, 5: 0.004}))
+    table = task_table(
+        "nonliteral", "accuracy", ablation_table(), significance_table({1: 0.2, 5: 0.004})
+    )
     assert (table.selector, table.k) == ("locos", 5)
     # Random heads at k = 5: the mean of 0.7 and 0.4.
     assert table.sentence == (
@@ -78,25 +122,33 @@ def test_the_headline_speaks_of_the_least_k_that_costs_more_than_random_heads():
 
 
 def test_the_headline_says_when_no_k_costs_more_than_random_heads():
-    table = task_table("nonliteral", ablation_table(), significance_table({1: 0.2, 5: 0.06}))
+    table = task_table(
+        "nonliteral", "accuracy", ablation_table(), significance_table({1: 0.2, 5: 0.06})
+    )
     assert table.k == 5
-    assert table.sentence.startswith("No number of best heads by locos costs nonliteral more")
+    assert table.sentence.startswith(
+        "No number of best heads by locos harms nonliteral accuracy more"
+    )
 
 
 def test_the_headline_says_when_no_random_heads_were_run():
-    table = task_table("nonliteral", ablation_table(), significance_table({1: None, 5: None}))
+    table = task_table(
+        "nonliteral", "accuracy", ablation_table(), significance_table({1: None, 5: None})
+    )
     assert "from 0.80 to 0.10; no random heads were run" in table.sentence
 
 
 def test_the_headline_gives_the_baseline_where_nothing_was_ablated():
     unablated = ablation_table().filter(pl.col("selector") == "none")
-    table = task_table("nonliteral", unablated, significance_table({}))
+    table = task_table("nonliteral", "accuracy", unablated, significance_table({}))
     assert table.sentence == "Unablated, the model answers nonliteral with accuracy 0.80."
     assert (table.ks, table.rows, table.k) == ([], [], None)
 
 
 def test_the_headline_table_holds_every_condition_and_marks_those_unlike_random_heads():
-    table = task_table("nonliteral", ablation_table(), significance_table({1: 0.2, 5: 0.004}))
+    table = task_table(
+        "nonliteral", "accuracy", ablation_table(), significance_table({1: 0.2, 5: 0.004})
+    )
     assert table.ks == [1, 3, 5]
     found = {row.label: row.cells for row in table.rows}
     assert list(found) == ["locos top", "locos bottom", "listed", "random"]
@@ -116,7 +168,9 @@ def test_the_headline_table_holds_every_condition_and_marks_those_unlike_random_
 
 def test_models_side_by_side_leave_a_gap_where_one_lacks_a_condition():
     other = ablation_table("b").filter(pl.col("selector") != "listed")
-    table = comparison_table("nonliteral", pl.concat([ablation_table("a"), other]), ["a", "b"])
+    table = comparison_table(
+        "nonliteral", "accuracy", pl.concat([ablation_table("a"), other]), ["a", "b"]
+    )
     rows = {(row.label, row.k): row.cells for row in table.rows}
     assert [cell.value for cell in rows["nothing ablated", 0]] == [0.8, 0.8]
     assert rows["listed", 3][1] is None
@@ -131,7 +185,9 @@ def test_a_model_is_described_by_its_sizes_and_best_heads():
 
 
 def test_examples_pair_each_question_with_the_answers_of_the_headline():
-    table = task_table("nonliteral", ablation_table(), significance_table({1: 0.2, 5: 0.004}))
+    table = task_table(
+        "nonliteral", "accuracy", ablation_table(), significance_table({1: 0.2, 5: 0.004})
+    )
     selection = pl.DataFrame(
         {
             "task": ["nonliteral"] * 3,

@@ -8,7 +8,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from workflow_scripts.ablation.metrics import METRICS
 from workflow_scripts.ablation.selection import UNABLATED, read_selection, sort_heads
 from workflow_scripts.ablation.statistics import holm, paired_difference
 from workflow_scripts.ablation.tabulate import Answers, read_all_answers
@@ -62,15 +61,17 @@ def comparison_table(
     -------
     polars.DataFrame
         `p_holm` is corrected over the conditions of a task, for each metric and reference. Where there
-        is nothing to compare with, the values are null and `reason` says why.
+        is nothing to compare with, the values are null and `reason` says why. Damage makes the
+        difference negative, but that of a loss positive.
     """
     rows: list[dict[str, Any]] = []
     for (task,), conditions in selection.group_by("task", maintain_order=True):
-        for metric in METRICS:
-            values = [
-                answers[str(task), row["key"]].values[tuple(sort_heads(row["heads"]))][metric]
-                for row in conditions.iter_rows(named=True)
-            ]
+        by_condition = [
+            answers[str(task), row["key"]].values[tuple(sort_heads(row["heads"]))]
+            for row in conditions.iter_rows(named=True)
+        ]
+        for metric in by_condition[0]:
+            values = [one[metric] for one in by_condition]
             for reference in REFERENCES:
                 found = _compare(conditions, values, reference, random, seed)
                 p_values = holm([row["p_value"] for row in found])

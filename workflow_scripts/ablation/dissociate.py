@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.ablation.selection import CONDITION, read_selection, sort_heads
 from workflow_scripts.ablation.statistics import Dissociation, best_k, dissociation
 from workflow_scripts.ablation.tabulate import Answers, read_all_answers
@@ -109,6 +110,10 @@ def _pair(
         other = controls.get(place(row))
         if other is None:
             score = Dissociation(None, reason=f"the control task has no k = {row['k']}")
+        elif names["control_metric"] == LOSS:
+            score = Dissociation(
+                None, reason="a loss is no share of right answers that could be lost"
+            )
         else:
             score = dissociation(
                 baselines["target"],

@@ -1,4 +1,4 @@
-"""Answer a task's probes under every condition of one file, and measure the answers."""
+"""Run a task's probes under every condition of one file: measure the answers, or the loss of texts."""
 
 import json
 import sys
@@ -10,7 +10,8 @@ from tqdm import tqdm
 from workflow_scripts.ablation.calibration import read_means
 from workflow_scripts.ablation.generation import generate
 from workflow_scripts.ablation.interventions import OUTPUT_MODES, Intervention
-from workflow_scripts.ablation.metrics import METRICS, measure
+from workflow_scripts.ablation.losses import losses
+from workflow_scripts.ablation.metrics import LOSS, METRICS, measure
 from workflow_scripts.ablation.selection import (
     UNABLATED,
     conditions_of,
@@ -22,18 +23,25 @@ from workflow_scripts.common.decoding import Generation
 from workflow_scripts.common.models import LanguageModel, model_of_rule
 from workflow_scripts.common.script import log, run_script
 
-SCHEMA: dict[str, Any] = {
+_CONDITION: dict[str, Any] = {
     "heads": pl.List(pl.String),
     "mode": pl.String,
     "site": pl.String,
     "factor": pl.Float64,
     "calibration": pl.String,
     "probe_id": pl.String,
+}
+
+SCHEMA: dict[str, Any] = {
+    **_CONDITION,
     "generated_ids": pl.List(pl.Int32),
     "stopped": pl.Boolean,
     "status": pl.String,
     "text": pl.String,
 } | dict.fromkeys(METRICS, pl.Float64)
+
+LOSS_SCHEMA: dict[str, Any] = {**_CONDITION, LOSS: pl.Float64}
+"""Columns for texts, which are read and not answered."""
 
 
 def intervention_for(
@@ -97,6 +105,18 @@ def generations_table(
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
+def losses_table(
+    probes: pl.DataFrame, how: dict[str, Any], head_sets: list[list[str]], found: list[list[float]]
+) -> pl.DataFrame:
+    """Return the table of losses: a row per set of heads and text, in order."""
+    rows = [
+        {"heads": heads, **how, "probe_id": probe, LOSS: loss}
+        for heads, values in zip(head_sets, found, strict=True)
+        for probe, loss in zip(probes["probe_id"], values, strict=True)
+    ]
+    return pl.DataFrame(rows, schema=LOSS_SCHEMA)
+
+
 def main(snakemake: Any) -> None:
     """Write one file of generations."""
     task, key = snakemake.wildcards.task, snakemake.wildcards.key
@@ -108,19 +128,23 @@ def main(snakemake: Any) -> None:
     intervention = intervention_for(snakemake, head_sets, how, probes)
     lm = model_of_rule(snakemake)
     log.info("%s: %d conditions x %d probes", task, len(head_sets), probes.height)
-    with tqdm(
-        total=len(head_sets) * probes.height, desc=task, unit="answer", file=sys.stderr
-    ) as bar:
-        answers = generate(
-            lm,
-            probes["input_ids"].to_list(),
-            intervention,
-            max_new_tokens=max(probes["max_new_tokens"]),
-            max_thinking_tokens=max(probes["max_thinking_tokens"]),
-            batch_tokens=snakemake.config["models"][snakemake.wildcards.model]["batch_tokens"],
-            progress=bar.update,
-        )
-    table = generations_table(lm, probes, how, head_sets, answers)
+    prompts = probes["input_ids"].to_list()
+    batch_tokens = snakemake.config["models"][snakemake.wildcards.model]["batch_tokens"]
+    with tqdm(total=len(head_sets) * len(prompts), desc=task, unit="probe", file=sys.stderr) as bar:
+        batches: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": bar.update}
+        if spec["probes"]["row"]["format"] == "text":
+            found = losses(lm, prompts, intervention, **batches)
+            table = losses_table(probes, how, head_sets, found)
+        else:
+            answers = generate(
+                lm,
+                prompts,
+                intervention,
+                max_new_tokens=max(probes["max_new_tokens"]),
+                max_thinking_tokens=max(probes["max_thinking_tokens"]),
+                **batches,
+            )
+            table = generations_table(lm, probes, how, head_sets, answers)
     write_table(table, snakemake.output[0], kind="generations", spec={**spec, "key": key})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +23,8 @@ from workflow_scripts.common.decoding import (
 )
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.models import LanguageModel
+
+Result = TypeVar("Result")
 
 
 @torch.inference_mode()
@@ -60,7 +63,34 @@ def generate(
     UserError
         If a prompt does not fit into memory even alone.
     """
-    answers: dict[tuple[int, int], Generation] = {}
+
+    def answer(runner: PrefixRunner, batch: list[Group]) -> dict[tuple[int, int], Generation]:
+        return _answer_batch(runner, prompts, batch, max_new_tokens, max_thinking_tokens)
+
+    return under_conditions(
+        lm, prompts, intervention, answer, batch_tokens=batch_tokens, progress=progress
+    )
+
+
+def under_conditions(
+    lm: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    intervention: Intervention,
+    run_batch: Callable[[PrefixRunner, list[Group]], dict[tuple[int, int], Result]],
+    *,
+    batch_tokens: int,
+    progress: Callable[[int], object],
+) -> list[list[Result]]:
+    """Run every prompt under every set of heads, in batches that fit.
+
+    Parameters
+    ----------
+    run_batch
+        Runs a batch under the conditions of a runner; its results by (condition, prompt).
+
+    The others, what is returned and what is raised are those of `generate`.
+    """
+    results: dict[tuple[int, int], Result] = {}
     longest = max(len(prompt) for prompt in prompts)
     for numbers in _condition_batches(intervention.head_sets, max(1, batch_tokens // longest)):
         sets = [intervention.head_sets[number] for number in numbers]
@@ -71,16 +101,16 @@ def generate(
         def run(
             batch: list[Group], runner: PrefixRunner = runner, numbers: list[int] = numbers
         ) -> None:
-            rows = _answer_batch(runner, prompts, batch, max_new_tokens, max_thinking_tokens)
-            for (condition, prompt), answer in rows.items():
-                answers[numbers[condition], prompt] = answer
+            rows = run_batch(runner, batch)
+            for (condition, prompt), result in rows.items():
+                results[numbers[condition], prompt] = result
             progress(len(rows))
 
         with intervening(lm, conditions, part):
             for batch in plan_batches(prompts, tokens=batch_tokens, copies=len(numbers)):
                 halve_on_out_of_memory(prompts, batch, run, _refuse)
     return [
-        [answers[condition, prompt] for prompt in range(len(prompts))]
+        [results[condition, prompt] for prompt in range(len(prompts))]
         for condition in range(len(intervention.head_sets))
     ]
 

@@ -135,9 +135,11 @@ class _LayerEditor:
     def _without_needle(self, call: AttentionCall, output: Tensor) -> Tensor:
         """Return the output of heads that cannot attend to the needle of their prompt."""
         batch, keys = output.shape[0], call.key.shape[2]
+        spans = [self.intervention.needles[p] for p in self.conditions.prompts[:batch].tolist()]
+        if not any(spans):
+            return output
         visible = call.mask.expand(batch, 1, output.shape[1], keys).clone()
-        for row, prompt in enumerate(self.conditions.prompts[:batch].tolist()):
-            span = self.intervention.needles[prompt]
+        for row, span in enumerate(spans):
             if span is not None:
                 visible[row, ..., span[0] : span[1]] = False
         # A query inside the needle that may see nothing else keeps its own position.

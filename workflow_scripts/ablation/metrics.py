@@ -23,7 +23,12 @@ METRICS = (
     "other_character",
     "length",
 )
-"""Names of the metrics, in the order of the tables; all 0 to 1 but length, in tokens."""
+"""Names of the metrics of an answer, in the order of the tables; all 0 to 1 but length, in tokens."""
+
+LOSS = "loss"
+"""The one metric of a text that is read: mean cross-entropy of a token in nats. Lower is better."""
+
+_VERDICTS = ("accuracy", "contains", "exact_match")
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = "PS"  # first letters of Unicode's categories of punctuation and symbols
@@ -76,6 +81,14 @@ def measure(
         "other_character": float(not right and any(_names(folded, o) for o in other_answers)),
         "length": float(n_tokens),
     }
+
+
+def verdict_of(metric: str) -> str:
+    """Return the metric that says whether an answer is right, for a task judged by a metric.
+
+    That is the metric itself where it says so; else, as for ROUGE, accuracy.
+    """
+    return metric if metric in _VERDICTS else "accuracy"
 
 
 def normalise(text: str) -> str:

@@ -9,11 +9,9 @@ from typing import Any
 
 import polars as pl
 
+from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.common.artifacts import atomic_path, read_provenance, read_table
 from workflow_scripts.common.script import run_script
-
-SHOWN = "accuracy"
-"""Metric of the report's pages; the others stand in the Parquet file."""
 
 LOW = 0.1
 """Baseline below which an ablation has too little to take away."""
@@ -26,8 +24,9 @@ WIDTH = 100
 
 LEGEND = (
     "Each task by its own metric. accuracy: share of answers with a ROUGE-1 recall of the gold answer "
-    "above 0.5; exact_match: share of answers that are the gold answer. In brackets: the 95 % bootstrap "
-    "interval over probes. Random heads: mean over the seeds, in parentheses the least and the most."
+    "above 0.5; exact_match: share of answers that are the gold answer; loss: mean cross-entropy of a "
+    "text's tokens in nats, lower is better. In brackets: the 95 % bootstrap interval over probes. "
+    "Random heads: mean over the seeds, in parentheses the least and the most."
 )
 
 
@@ -48,12 +47,12 @@ def task_section(task: str, metric: str, table: pl.DataFrame) -> list[str]:
     ks = max((sorted(set(group["k"])) for group in groups.values()), key=len, default=[])
     swept = {name: group for name, group in groups.items() if set(group["k"]) <= set(ks)}
     lines = [
-        f"## {task}: {metric} over {none['n_probes']} probes (split {none['split']})",
+        f"## {task}: {_titled(metric)} over {none['n_probes']} probes (split {none['split']})",
         "",
         f"nothing ablated: {_interval(none)}",
         "",
     ]
-    if none["value"] < LOW:
+    if metric != LOSS and none["value"] < LOW:
         lines += ["Too low to say anything: the intact model hardly ever answers right.", ""]
     if swept:
         cells = [
@@ -76,8 +75,14 @@ def task_section(task: str, metric: str, table: pl.DataFrame) -> list[str]:
         if name not in swept
         for (k,), part in group.group_by("k", maintain_order=True)
     ]
-    notes += _zeros(metric, all_rows)
+    if metric != LOSS:
+        notes += _zeros(metric, all_rows)
     return [*lines, *notes, ""] if notes else lines
+
+
+def _titled(metric: str) -> str:
+    """Return a metric's name, with its direction where damage raises it."""
+    return f"{metric} (lower is better)" if metric == LOSS else metric
 
 
 def table_lines(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:

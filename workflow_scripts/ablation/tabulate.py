@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from workflow_scripts.ablation.metrics import METRICS
+from workflow_scripts.ablation.metrics import LOSS, METRICS
 from workflow_scripts.ablation.selection import CONDITION, read_selection, sort_heads
 from workflow_scripts.ablation.statistics import bootstrap_interval, relative_to
 from workflow_scripts.common.artifacts import read_provenance, read_table, write_table
@@ -50,7 +50,7 @@ class Answers:
     probe_ids
         By sorted set of heads, its probes in the order of the rows.
     values
-        By sorted set of heads, then metric: a float64 value a probe.
+        By sorted set of heads, then metric: a float64 value a probe. Those of answers, or the loss.
     """
 
     path: str
@@ -70,11 +70,12 @@ def read_answers(path: str | Path, spec: Any = None) -> Answers:
     table = read_table(path, kind="generations", spec=spec)
     if table.is_empty():
         raise UserError(f"{path}: holds no answers; delete it and run again")
+    metrics = [metric for metric in (*METRICS, LOSS) if metric in table.columns]
     probe_ids, values = {}, {}
     for (heads,), rows in table.group_by("heads", maintain_order=True):
         condition = tuple(heads)
         probe_ids[condition] = rows["probe_id"].to_list()
-        values[condition] = {metric: rows[metric].to_numpy() for metric in METRICS}
+        values[condition] = {metric: rows[metric].to_numpy() for metric in metrics}
     split = read_provenance(path)["spec"]["probes"]["row"]["split"]
     return Answers(str(path), split, probe_ids, values)
 
@@ -101,7 +102,7 @@ def ablation_table(
     """Return the ablation table: a row per condition and metric, in the order of the selection.
 
     `relative` is the value over the baseline, with its paired interval, so that tasks of unlike
-    difficulty compare; null where the baseline is 0.
+    difficulty compare; null where the baseline is 0. Damage lowers it, but raises that of a loss.
 
     Parameters
     ----------

@@ -70,6 +70,7 @@ def validate(
         raise UserError("config: " + _describe(errors[0]))
     _fill_defaults(completed, schema, schema["$defs"])
     _check_references(completed)
+    _check_texts(completed)
     _check_splits(completed)
     _check_retrieval(completed)
     _check_interventions(completed)
@@ -366,6 +367,31 @@ def _check_splits(config: Config) -> None:
                     f"'{row['dataset']}' (split {other['split']}) of task {task}; give them split "
                     "detect and split evaluate"
                 )
+
+
+def _check_texts(config: Config) -> None:
+    """Check that texts are read by tasks alone, judged by their loss, and that nothing else is."""
+    texts = {name for name, row in config["probes"].items() if row["format"] == "text"}
+    for table in ("scores", "patching", "traces"):
+        for name, row in config[table].items():
+            if row.get("dataset") in texts:
+                raise UserError(
+                    f"config: {table}.{name}.dataset: '{row['dataset']}' has format text, about which "
+                    "nothing is asked; name a dataset with questions"
+                )
+    for name, row in config["tasks"].items():
+        is_text, metric = row["dataset"] in texts, row.get("metric")
+        if metric is not None and is_text != (metric == "loss"):
+            raise UserError(
+                f"config: tasks.{name}.metric: {metric} does not fit format "
+                f"{config['probes'][row['dataset']]['format']}; texts, and only they, are judged by "
+                "loss: remove it"
+            )
+        if is_text and row["role"] == "target":
+            raise UserError(
+                f"config: tasks.{name}.role: a loss has no answers that heads could matter for; give "
+                "role target to a task with answers"
+            )
 
 
 def _check_retrieval(config: Config) -> None:

@@ -430,8 +430,15 @@ def intervention_of(config: Config, model: str, selector: str) -> dict[str, Any]
 def task_metric(config: Config, task: str) -> str:
     """Return the metric that a task is judged by: its own, or that of its format."""
     row = config["tasks"][task]
-    in_haystack = config["probes"][row["dataset"]]["format"] in IN_HAYSTACKS
-    return str(row.get("metric", "accuracy" if in_haystack else "exact_match"))
+    data_format = config["probes"][row["dataset"]]["format"]
+    if data_format == "text":
+        return "loss"
+    return str(row.get("metric", "accuracy" if data_format in IN_HAYSTACKS else "exact_match"))
+
+
+def task_metrics(config: Config) -> dict[str, str]:
+    """Return what every task is judged by."""
+    return {task: task_metric(config, task) for task in config["tasks"]}
 
 
 def selection_spec(config: Config, model: str) -> dict[str, Any]:

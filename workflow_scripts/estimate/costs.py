@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from workflow_scripts.ablation.losses import LOGIT_TOKENS
 from workflow_scripts.activations.score_block import WINDOW
 from workflow_scripts.common.decoding import CHUNK_TOKENS
 from workflow_scripts.estimate.shapes import Shape
@@ -162,14 +163,21 @@ def stages(config: dict[str, Any], model: str, shape: Shape) -> list[Stage]:
     conditions = count_conditions(config)
     for task, about in config["tasks"].items():
         lengths = _lengths(config, about["dataset"])
-        new = config["probes"][about["dataset"]]["max_new_tokens"]
+        dataset = config["probes"][about["dataset"]]
+        if dataset["format"] == "text":  # read, with the logits of every token, and not answered
+            new, logit_rows = 0, LOGIT_TOKENS
+            flops = sum(forward_flops(shape, length, 0, length) for length in lengths)
+        else:
+            new, logit_rows = dataset["max_new_tokens"], 0
+            flops = sum(answer_flops(shape, length, new) for length in lengths)
         rows = max(1, batch // max(lengths))
         found.append(
             Stage(
                 f"generate {task}, {conditions} conditions",
-                conditions * sum(answer_flops(shape, length, new) for length in lengths),
+                conditions * flops,
                 _batches(lengths, batch, conditions) * new,
-                batch_bytes(shape, rows, max(lengths) + new, dtype),
+                batch_bytes(shape, rows, max(lengths) + new, dtype)
+                + logit_rows * shape.vocabulary * (4 + BYTES[dtype]),
                 conditions * len(lengths) * (4 * new + 200),
             )
         )

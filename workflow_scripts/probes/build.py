@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 from transformers import PreTrainedTokenizerBase
 
@@ -19,13 +20,14 @@ from workflow_scripts.probes.compose import (
     compose,
     compose_document,
     compose_question,
+    cut_text,
     longest_needle,
     make_frame,
     question_ids,
     tokenize_haystack,
 )
 from workflow_scripts.probes.needles import Needle
-from workflow_scripts.probes.prompts import Encoder, chat_wrapper
+from workflow_scripts.probes.prompts import Encoder, before_text, chat_wrapper
 from workflow_scripts.probes.sample import (
     Cell,
     assign_answers,
@@ -71,7 +73,8 @@ SCHEMA: dict[str, Any] = {
 
 Spans are half-open token spans, null for what is not in a prompt; of a removed needle they are those of
 the filler in its place. `forced_ids` are the gold answer's tokens, null where the model answers itself.
-`answer` is null where a document's answer is not known.
+`answer` is null where a document's answer is not known. Of a text there are the ids alone: nothing is
+asked about it.
 """
 
 
@@ -115,11 +118,13 @@ def build_probes(
     """
     sources = check_sources(row, needles_path, haystack_paths, dataset)
     seed = row.get("seed", default_seed)
+    encoder = Encoder(tokenizer, model or str(tokenizer.name_or_path))
+    if row["format"] == "text":
+        return _pieces(encoder, sources.text, dataset, row, seed)
     split = row.get("split", "all")
     cells = _cells(sources, row, seed, f"probes.{dataset}")
     characters = split_characters(sources.needles, split)
     answers = assign_answers(cells, characters, seed, f"probes.{dataset}")
-    encoder = Encoder(tokenizer, model or str(tokenizer.name_or_path))
     composer = _Composer(encoder, sources, row, f"probes.{dataset}")
     prompts = composer.compose(cells, answers)
     shared = {
@@ -141,6 +146,39 @@ def build_probes(
     return pl.DataFrame(rows, schema=SCHEMA).sort(
         "haystack_id", "context_length", "depth_percent", "needle_id", "probe_id", nulls_last=True
     )
+
+
+def _pieces(
+    encoder: Encoder, text: str, dataset: str, row: Mapping[str, Any], seed: int
+) -> pl.DataFrame:
+    """Return a sample of a text's pieces of every context length, in the order of the text."""
+    rows = [
+        {
+            "probe_id": f"{length}/{number:04d}",
+            "dataset": dataset,
+            "split": "all",
+            "needle_id": f"T{number:04d}",
+            "question_type": "text",
+            "aliases": [],
+            "other_answers": [],
+            "context_length": length,
+            "input_ids": ids,
+            "has_bos": bool(before_text(encoder)),
+            "max_new_tokens": 0,
+            "max_thinking_tokens": 0,
+            "seed": seed,
+        }
+        for length in sorted(row["context_lengths"])
+        for number, ids in enumerate(cut_text(encoder, text, length), 1)
+    ]
+    size = row.get("size", len(rows))
+    if not rows or size > len(rows):
+        raise UserError(
+            f"probes.{dataset}.size: {size} pieces asked for, but the text makes {len(rows)}; lower "
+            "size or context_lengths, or lengthen the text"
+        )
+    chosen = np.random.default_rng(seed).permutation(len(rows))[:size]
+    return pl.DataFrame([rows[i] for i in sorted(chosen)], schema=SCHEMA)
 
 
 class _Composer:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from workflow_scripts.common.errors import UserError
 from workflow_scripts.probes.haystacks import CLOSED_ENDERS, Haystack, sentence_ends
 from workflow_scripts.probes.needles import HAYSTACK, QUESTION
-from workflow_scripts.probes.prompts import Encoder, Wrapper
+from workflow_scripts.probes.prompts import Encoder, Wrapper, before_text
 
 Span = tuple[int, int]
 """Half-open token span in the prompt."""
@@ -179,6 +179,20 @@ def compose_question(encoder: Encoder, frame: Frame, question: str) -> Prompt:
     start = len(frame.head_ids) + len(frame.middle_ids)
     ids = frame.head_ids + frame.middle_ids + asked + frame.tail_ids
     return Prompt(np.asarray(ids, np.int32), (start, start + len(asked)))
+
+
+def cut_text(encoder: Encoder, text: str, length: int) -> list[NDArray[np.int32]]:
+    """Cut a text into pieces of `length` tokens, one after the other; each begins with the BOS if any.
+
+    The whole text is tokenised at once. A rest that makes no whole piece is left out.
+    """
+    start = before_text(encoder)
+    ids = encoder.encode(text)
+    step = length - len(start)
+    return [
+        np.asarray(start + ids[at : at + step], np.int32)
+        for at in range(0, len(ids) - step + 1, step)
+    ]
 
 
 def compose_document(encoder: Encoder, frame: Frame, document: str, question: str) -> Prompt:

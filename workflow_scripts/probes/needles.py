@@ -10,6 +10,8 @@ a JSON list or JSON lines.
 
 `document`, JSON lines {id, document, question, answer}, asks about a text of the user's; the answer
 may be left out.
+
+`text` is no needle file: a plain text, cut into pieces that are read and not asked about.
 """
 
 from __future__ import annotations
@@ -178,7 +180,7 @@ def check_template(template: str, where: str, *, needs_haystack: bool) -> None:
 def _read_nolima(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
     if not kinds:
         raise UserError(f"{path}: no question kind asked for; set questions, such as [onehop]")
-    entries = _json(path, _text(path))
+    entries = _json(path, read_text(path))
     if not isinstance(entries, list):
         raise UserError(
             f"{path}: holds a JSON {_json_type(entries)}, expected a list of NoLiMa entries"
@@ -346,7 +348,7 @@ def _read_musique(path: Path, kinds: Sequence[str], template: str | None) -> lis
 
 
 def _read_babilong(path: Path, kinds: Sequence[str], template: str | None) -> list[Needle]:
-    text = _text(path)
+    text = read_text(path)
     if text.lstrip().startswith("["):
         entries = [(n, f"{path}: entry {n}", e) for n, e in enumerate(_json(path, text), 1)]
     else:
@@ -458,7 +460,14 @@ def _known(names: Collection[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none: input_args is empty"
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return a file's text.
+
+    Raises
+    ------
+    UserError
+        If it is missing or no UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -480,7 +489,7 @@ def _json(where: str | Path, text: str) -> Any:
 def _json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield (number among the entries, where, entry) for each line that is not blank."""
     # Not splitlines(): a JSON string may hold U+2028 as it is.
-    lines = enumerate(_text(path).split("\n"), 1)
+    lines = enumerate(read_text(path).split("\n"), 1)
     for number, (line_number, line) in enumerate(((n, s) for n, s in lines if s.strip()), 1):
         where = f"{path}: line {line_number}"
         try:
@@ -496,7 +505,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 def _tsv(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield (number, where, entry) for each row of a table with a header."""
-    rows = csv.DictReader(io.StringIO(_text(path), newline=""), delimiter="\t")
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter="\t")
     for number, row in enumerate(rows, 1):
         where = f"{path}: line {rows.line_num}"
         if None in row or None in row.values():

@@ -163,6 +163,12 @@ def chat_wrapper(encoder: Encoder, prompt: ChatPrompt | None = None) -> Wrapper:
     )
 
 
+def before_text(encoder: Encoder) -> tuple[int, ...]:
+    """Return the ids before a text that is no chat: the BOS where the tokenizer adds one, else none."""
+    bos = encoder.tokenizer.bos_token_id
+    return (bos,) if bos is not None and _adds_bos(encoder.tokenizer, bos) else ()
+
+
 def _around_sentinel(encoder: Encoder, prompt: ChatPrompt) -> tuple[str, str]:
     """Render the chat template around a sentinel and return the text before and after it."""
     messages = prompt.messages(_SENTINEL, system_role=_takes_system(encoder, prompt))

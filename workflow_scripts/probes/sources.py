@@ -13,17 +13,24 @@ from workflow_scripts.common.errors import UserError
 from workflow_scripts.common.layout import IN_HAYSTACKS
 from workflow_scripts.probes.chat import ChatPrompt, read_chat_prompt
 from workflow_scripts.probes.haystacks import Haystack, read_haystacks, sentence_ends
-from workflow_scripts.probes.needles import Needle, check_template, read_needles
+from workflow_scripts.probes.needles import Needle, check_template, read_needles, read_text
 from workflow_scripts.probes.sample import SPLITS
+
+_NOT_OF_TEXTS: dict[str, Any] = {
+    **dict.fromkeys(("haystacks", "questions", "template", "prompt", "depths")),
+    **{"split": "all", "needle": "present", "answer": "generated"},
+}
+"""Keys of a row that mean nothing to format text, with the value that says nothing."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A dataset's files, read and checked against its config row."""
+    """A dataset's files, read and checked against its config row; `text` is that of format text."""
 
     needles: list[Needle]
     haystacks: list[Haystack]
     prompt: ChatPrompt | None = None
+    text: str = ""
 
 
 def check_sources(
@@ -52,6 +59,11 @@ def check_sources(
     """
     where = f"probes.{dataset}" if dataset else "probes"
     check_row(row, where)
+    if row["format"] == "text":
+        text = read_text(Path(needles_path)).strip()
+        if not text:
+            raise UserError(f"{needles_path}: holds no text; fill it")
+        return Sources([], [], text=text)
     prompt = read_chat_prompt(row["prompt"]) if "prompt" in row else None
     template = row.get("template")
     if prompt is not None:
@@ -85,8 +97,7 @@ def check_sources(
 
 def refuse_too_long(row: Mapping[str, Any], positions: int, where: str, model: str) -> None:
     """Raise UserError if a prompt of a config row, with its answer, exceeds a model's positions."""
-    longest = max(row.get("context_lengths", [0]))
-    budget = row["max_new_tokens"] + row["max_thinking_tokens"]
+    longest, budget = max(row.get("context_lengths", [0])), _budget(row)
     if longest + budget > positions:
         raise UserError(
             f"{where}.context_lengths: {longest} and the {budget} tokens of an answer "
@@ -101,17 +112,25 @@ def refuse_long_questions(
 
     Documents may: their probes are skipped as too long, each by itself.
     """
-    if row["format"] in (*IN_HAYSTACKS, "document"):
+    if row["format"] in (*IN_HAYSTACKS, "text", "document"):
         return
     probe, longest = max(
         prompts.select("probe_id", "context_length").iter_rows(), key=lambda found: found[1]
     )
-    budget = row["max_new_tokens"] + row["max_thinking_tokens"]
+    budget = _budget(row)
     if longest + budget > positions:
         raise UserError(
             f"{where}: the {longest} tokens of probe {probe} and the {budget} of an answer exceed "
             f"the {positions} positions of model {model}; take it out of the file, or shorten the prompt"
         )
+
+
+def _budget(row: Mapping[str, Any]) -> int:
+    """Return how many tokens may follow a prompt; none behind a text, which is only read."""
+    if row["format"] == "text":
+        return 0
+    budget: int = row["max_new_tokens"] + row["max_thinking_tokens"]
+    return budget
 
 
 def check_row(row: Mapping[str, Any], where: str) -> None:
@@ -130,22 +149,29 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
                 f"{where}.prompt: stands beside template, and both word the question; remove one"
             )
         _check_template(row, row["template"], f"{where}.template")
-    if row["format"] not in IN_HAYSTACKS:
+    is_text = row["format"] == "text"
+    if is_text:
+        for name, default in _NOT_OF_TEXTS.items():
+            if row.get(name, default) != default:
+                raise UserError(f"{where}.{name}: means nothing to format text; remove it")
+    elif row["format"] not in IN_HAYSTACKS:
         return
-    for name in ("context_lengths", "depths"):
+    for name in ("context_lengths",) if is_text else ("context_lengths", "depths"):
         if not row.get(name):
             raise UserError(
                 f"{where}.{name}: names none; format {row['format']} needs at least one"
             )
         if len(set(row[name])) < len(row[name]):
             raise UserError(f"{where}.{name}: names a value twice; remove one")
-    for depth in row["depths"]:
+    for depth in row.get("depths", ()):
         if not 0 <= depth <= 100:
             raise UserError(f"{where}.depths: {depth} is no percentage; use 0 to 100")
+    # A token of a text is read given one before it.
+    least = 2 if is_text else 1
     for length in row["context_lengths"]:
-        if length < 1:
+        if length < least:
             raise UserError(
-                f"{where}.context_lengths: {length} is no number of tokens; use 1 or more"
+                f"{where}.context_lengths: {length} tokens are too few; use {least} or more"
             )
 
 

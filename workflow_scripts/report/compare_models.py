@@ -12,12 +12,15 @@ from workflow_scripts.report.catalogue import Figure, main_score
 from workflow_scripts.report.comparison import comparison_table, model_row
 from workflow_scripts.report.page import figure_data, render
 from workflow_scripts.report.plots import models_ablation, models_layers, style, svg
+from workflow_scripts.report.series import with_metrics
 
 
 def main(snakemake: Any) -> None:
     """Write compare.html."""
-    models = json.loads(snakemake.params.spec)
+    spec = json.loads(snakemake.params.spec)
+    models, metrics = spec["models"], spec["tasks"]
     ablation = pl.concat(read_table(path, kind="ablation") for path in snakemake.input.ablation)
+    ablation = with_metrics(ablation, metrics)
     heads = pl.concat(read_table(path, kind="heads") for path in snakemake.input.heads)
     score = main_score(heads["score"].unique())
     tasks = ablation["task"].unique().sort().to_list()
@@ -31,7 +34,7 @@ def main(snakemake: Any) -> None:
         "compare.html.j2",
         models=[model_row(model, heads, score) for model in models],
         score=score,
-        tables=[comparison_table(task, ablation, models) for task in tasks],
+        tables=[comparison_table(task, metrics[task], ablation, models) for task in tasks],
         figures=figure_data(figures, drawn),
     )
     with atomic_path(Path(snakemake.output[0])) as temporary:

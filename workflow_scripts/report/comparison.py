@@ -8,7 +8,6 @@ from typing import Any
 
 import polars as pl
 
-from workflow_scripts.ablation.show import SHOWN
 from workflow_scripts.report.headline import Cell
 from workflow_scripts.report.series import ablation_curves, best_heads
 
@@ -25,14 +24,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The conditions of a task, unablated first."""
+    """The conditions of a task, unablated first, and the metric that it is judged by."""
 
     task: str
+    metric: str
     rows: list[Row]
 
 
-def comparison_table(task: str, ablation: pl.DataFrame, models: Sequence[str]) -> Table:
-    """Return the accuracy of every model under every condition of a task.
+def comparison_table(
+    task: str, metric: str, ablation: pl.DataFrame, models: Sequence[str]
+) -> Table:
+    """Return a metric of every model under every condition of a task.
 
     Parameters
     ----------
@@ -45,12 +47,10 @@ def comparison_table(task: str, ablation: pl.DataFrame, models: Sequence[str]) -
     drawn = set()
     for model in models:
         rows = ablation.filter(pl.col("model") == model)
-        none = rows.filter(
-            pl.col("task") == task, pl.col("metric") == SHOWN, pl.col("selector") == "none"
-        ).row(0, named=True)
+        none = rows.filter(task=task, metric=metric, selector="none").row(0, named=True)
         cell = Cell(none["value"], none["ci_low"], none["ci_high"], False)
         found.setdefault(("nothing ablated", 0), {})[model] = cell
-        for curve in ablation_curves(rows, task, SHOWN)[1]:
+        for curve in ablation_curves(rows, task, metric)[1]:
             drawn |= {curve.label} if curve.random else set()
             points = zip(curve.k, curve.value, curve.low, curve.high, strict=True)
             for k, value, low, high in points:
@@ -58,6 +58,7 @@ def comparison_table(task: str, ablation: pl.DataFrame, models: Sequence[str]) -
                 found.setdefault((curve.label, int(k)), {})[model] = cell
     return Table(
         task,
+        metric,
         [
             Row(label, k, label in drawn, [cells.get(model) for model in models])
             for (label, k), cells in found.items()

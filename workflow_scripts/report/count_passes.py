@@ -5,6 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.common.artifacts import read_table, write_table
 from workflow_scripts.common.script import run_script
 from workflow_scripts.common.shards import open_shard
@@ -19,12 +20,12 @@ def main(snakemake: Any) -> None:
         with open_shard(path) as shard:
             captured[path.parents[1].name] += shard.probes
     passes = [detection_passes(dataset, probes) for dataset, probes in sorted(captured.items())]
-    for probes, answers in zip(snakemake.input.probes, snakemake.input.generations, strict=True):
-        table = read_table(answers, kind="generations")
-        passes.append(
-            task_passes(Path(answers).parent.name, read_table(probes, kind="probes"), table)
-        )
     spec = json.loads(snakemake.params.spec)
+    for probes, answers in zip(snakemake.input.probes, snakemake.input.generations, strict=True):
+        task = Path(answers).parent.name
+        if spec[task] != LOSS:  # a text is not answered
+            tables = read_table(probes, kind="probes"), read_table(answers, kind="generations")
+            passes.append(task_passes(task, spec[task], *tables))
     write_table(pass_rates(passes), snakemake.output[0], kind="pass_rates", spec=spec)
 
 

@@ -8,6 +8,7 @@ from workflow_scripts.common.artifacts import atomic_path, read_table
 from workflow_scripts.common.script import run_script
 from workflow_scripts.report.catalogue import figures_of
 from workflow_scripts.report.plots import draw, save, style
+from workflow_scripts.report.series import with_metrics
 
 
 def main(snakemake: Any) -> None:
@@ -18,6 +19,7 @@ def main(snakemake: Any) -> None:
         for kind in ("ablation", "heads", "pass_rates")
     }
     folder = Path(snakemake.output.svg[0]).parent
+    tables["ablation"] = with_metrics(tables["ablation"], spec["tasks"])
     with style():
         for figure in figures_of(**spec):
             drawn = draw(figure.kind, figure.subject, tables)

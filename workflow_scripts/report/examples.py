@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from workflow_scripts.ablation.metrics import verdict_of
 from workflow_scripts.ablation.selection import sort_heads
 from workflow_scripts.report.headline import TaskTable
 
@@ -25,7 +26,7 @@ class Example:
         What the model said, and what it said with the heads of the headline ablated; None where no
         selector takes top heads.
     intact_right, ablated_right
-        Whether that counts as accurate.
+        Whether that counts as right.
     """
 
     question: str
@@ -56,13 +57,14 @@ def examples(
         The probes of the task.
     """
     conditions = selection.filter(pl.col("task") == table.task)
-    intact = _answers(conditions.filter(pl.col("selector") == "none"), generations)
+    verdict = verdict_of(table.metric)
+    intact = _answers(conditions.filter(pl.col("selector") == "none"), generations, verdict)
     ablated: dict[str, tuple[str, bool]] = {}
     if table.selector is not None:
         chosen = conditions.filter(
             pl.col("selector") == table.selector, pl.col("end") == "top", pl.col("k") == table.k
         )
-        ablated = _answers(chosen, generations)
+        ablated = _answers(chosen, generations, verdict)
     shown = probes.unique("question", keep="first", maintain_order=True).head(COUNT)
     rows = shown.select("probe_id", "question", "answer").iter_rows()
     return [
@@ -72,11 +74,11 @@ def examples(
 
 
 def _answers(
-    condition: pl.DataFrame, generations: Mapping[tuple[str, str], pl.DataFrame]
+    condition: pl.DataFrame, generations: Mapping[tuple[str, str], pl.DataFrame], verdict: str
 ) -> dict[str, tuple[str, bool]]:
-    """Return by probe what was said under a condition, and whether it was right."""
+    """Return by probe what was said under a condition, and whether it was right by a metric."""
     row = condition.row(0, named=True)
     heads = sort_heads(row["heads"])
     table = generations[row["task"], row["key"]]
-    rows = table.select("heads", "probe_id", "text", "accuracy").iter_rows()
-    return {probe: (text, accuracy == 1) for found, probe, text, accuracy in rows if found == heads}
+    rows = table.select("heads", "probe_id", "text", verdict).iter_rows()
+    return {probe: (text, right == 1) for found, probe, text, right in rows if found == heads}

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from workflow_scripts.ablation.show import SHOWN
+from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.report.catalogue import main_score
 from workflow_scripts.report.series import Curve, ablation_curves
 
@@ -23,7 +23,7 @@ class Cell:
     Attributes
     ----------
     value, low, high
-        Share and interval, as in `series.Curve`.
+        Value and interval, as in `series.Curve`.
     differs
         Whether it differs from as many random heads.
     """
@@ -49,6 +49,8 @@ class TaskTable:
 
     Attributes
     ----------
+    metric
+        What the task is judged by.
     sentence
         What it says.
     selector, k
@@ -60,6 +62,7 @@ class TaskTable:
     """
 
     task: str
+    metric: str
     split: str
     n_probes: int
     sentence: str
@@ -70,23 +73,22 @@ class TaskTable:
     rows: list[Row]
 
 
-def task_table(task: str, ablation: pl.DataFrame, significance: pl.DataFrame) -> TaskTable:
-    """Return the accuracy of a task under every condition, and the sentence above it."""
-    _, curves = ablation_curves(ablation, task, SHOWN)
-    none = ablation.filter(
-        pl.col("task") == task, pl.col("metric") == SHOWN, pl.col("selector") == "none"
-    ).row(0, named=True)
-    tests = significance.filter(
-        pl.col("task") == task, pl.col("metric") == SHOWN, pl.col("reference") == "random"
-    )
+def task_table(
+    task: str, metric: str, ablation: pl.DataFrame, significance: pl.DataFrame
+) -> TaskTable:
+    """Return the metric of a task under every condition, and the sentence above it."""
+    _, curves = ablation_curves(ablation, task, metric)
+    none = ablation.filter(task=task, metric=metric, selector="none").row(0, named=True)
+    tests = significance.filter(task=task, metric=metric, reference="random")
     differs = {
         (row["selector"], row["end"], row["k"])
         for row in tests.filter(pl.col("p_holm") < SIGNIFICANT).iter_rows(named=True)
     }
     ks = sorted({int(k) for curve in curves for k in curve.k})
-    sentence, selector, k = headline(task, none["value"], curves, tests)
+    sentence, selector, k = headline(task, metric, none["value"], curves, tests)
     return TaskTable(
         task=task,
+        metric=metric,
         split=none["split"],
         n_probes=none["n_probes"],
         sentence=sentence,
@@ -114,50 +116,54 @@ def _cells(curve: Curve, ks: list[int], differs: set[tuple[Any, ...]]) -> list[C
 
 
 def headline(
-    task: str, baseline: float, curves: list[Curve], tests: pl.DataFrame
+    task: str, metric: str, baseline: float, curves: list[Curve], tests: pl.DataFrame
 ) -> tuple[str, str | None, int | None]:
     """Return the result of a task in one sentence, and the selector and k that it speaks of.
 
-    It is told at the least k at which the main selector's top heads cost more accuracy than as many
+    It is told at the least k at which the main selector's top heads do more damage than as many
     random heads do, so that the k is not picked for its effect; where there is none, the largest k
     is returned.
 
     Parameters
     ----------
+    metric
+        What the task is judged by. Damage lowers it, but raises a loss.
     baseline
-        The unablated accuracy.
+        Its unablated value.
     curves
-        The accuracy under every selector.
+        It under every selector.
     tests
         The comparisons of the task with random heads.
     """
     tops = {curve.selector: curve for curve in curves if curve.end == "top"}
-    intact = f"unablated, the model answers {task} with accuracy {baseline:.2f}"
+    name, does = metric.replace("_", " "), "reads" if metric == LOSS else "answers"
+    intact = f"unablated, the model {does} {task} with {name} {baseline:.2f}"
     if not tops:
         return f"{intact.capitalize()}.", None, None
     selector = main_score(tops)
     curve = tops[selector]
     rows = tests.filter(pl.col("selector") == selector, pl.col("end") == "top").sort("k")
-    worse = rows.filter(pl.col("p_holm") < SIGNIFICANT, pl.col("difference") < 0)
+    damage = pl.col("difference") > 0 if metric == LOSS else pl.col("difference") < 0
+    worse = rows.filter(pl.col("p_holm") < SIGNIFICANT, damage)
     if not worse.is_empty():
         row = worse.row(0, named=True)
         value = float(curve.value[curve.k == row["k"]][0])
-        return _effect(task, baseline, selector, row, value), selector, row["k"]
+        return _effect(f"{task} {name}", baseline, selector, row, value), selector, row["k"]
     most = int(curve.k[-1])
     if rows["p_holm"].is_null().all():
         sentence = (
-            f"Ablating the {most} best heads by {selector} takes {task} accuracy from {baseline:.2f} "
+            f"Ablating the {most} best heads by {selector} takes {task} {name} from {baseline:.2f} "
             f"to {curve.value[-1]:.2f}; no random heads were run to compare with."
         )
     else:
         sentence = (
-            f"No number of best heads by {selector} costs {task} more accuracy than as many random "
-            f"heads do (Holm-corrected p < {SIGNIFICANT}); {intact}."
+            f"No number of best heads by {selector} harms {task} {name} more than as many random heads "
+            f"do (Holm-corrected p < {SIGNIFICANT}); {intact}."
         )
     return sentence, selector, most
 
 
-def _effect(task: str, baseline: float, selector: str, row: Mapping[str, Any], value: float) -> str:
+def _effect(what: str, baseline: float, selector: str, row: Mapping[str, Any], value: float) -> str:
     k = row["k"]
     heads, random = (
         ("the best head", "a random head")
@@ -166,7 +172,7 @@ def _effect(task: str, baseline: float, selector: str, row: Mapping[str, Any], v
     )
     p_value = f"p = {row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "p < 0.001"
     return (
-        f"Ablating {heads} by {selector} takes {task} accuracy from {baseline:.2f} to {value:.2f}; "
+        f"Ablating {heads} by {selector} takes {what} from {baseline:.2f} to {value:.2f}; "
         f"{random} leave{'s' if k == 1 else ''} {value - row['difference']:.2f} "
         f"(difference {_signed(row['difference'])}, 95 % interval [{_signed(row['ci_low'])}, "
         f"{_signed(row['ci_high'])}], Holm-corrected {p_value})."

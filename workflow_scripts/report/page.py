@@ -27,6 +27,7 @@ def render(template: str, *, folder: Path = TEMPLATES, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["words"] = lambda name: name.replace("_", " ")
     environment.filters["share"] = "{:.2f}".format
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
     return environment.get_template(template).render(values)

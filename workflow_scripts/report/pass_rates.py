@@ -7,6 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from workflow_scripts.ablation.metrics import verdict_of
+
 SCHEMA: Any = {
     "set": pl.String,
     "role": pl.String,
@@ -37,18 +39,22 @@ def detection_passes(dataset: str, probes: Iterable[Mapping[str, Any]]) -> pl.Da
     return pl.DataFrame(rows, schema=_ROW_SCHEMA)
 
 
-def task_passes(task: str, probes: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
+def task_passes(
+    task: str, metric: str, probes: pl.DataFrame, answers: pl.DataFrame
+) -> pl.DataFrame:
     """Return one row a probe of a task: where it stands and whether the intact model is right.
 
     Parameters
     ----------
+    metric
+        What the task is judged by; right is a 1 of `verdict_of` it.
     probes
         The probes table of the task.
     answers
-        The generations of the unablated run; right is an `accuracy` of 1.
+        The generations of the unablated run.
     """
     return (
-        answers.select("probe_id", (pl.col("accuracy") == 1).alias("passed"))
+        answers.select("probe_id", (pl.col(verdict_of(metric)) == 1).alias("passed"))
         .join(probes.select("probe_id", *_PLACE), on="probe_id", validate="1:1")
         .select(pl.lit(task).alias("set"), pl.lit("task").alias("role"), "passed", *_PLACE)
         .cast(_ROW_SCHEMA)

@@ -25,12 +25,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.report import series
 from workflow_scripts.report.catalogue import main_score
 from workflow_scripts.report.series import TOP, Curve, Floats, Rates
 
-METRICS = {"accuracy": "accuracy (share of probes)", "rouge_l_f1": "ROUGE-L F1"}
-"""Metrics of the ablation figures, with their labels."""
+METRICS = {
+    "accuracy": "accuracy (share of probes)",
+    "exact_match": "exact match (share of probes)",
+    "contains": "contains the answer (share of probes)",
+    "rouge1_recall": "ROUGE-1 recall",
+    "rouge_l_f1": "ROUGE-L F1",
+    LOSS: "loss (nats a token; lower is better)",
+}
+"""Labels of the metrics that tasks are judged by."""
 
 UNITS = {"locos": "logits", "dla": "logits", "alpha_spatial": "attention weight"}
 """Units of the scores whose formula has one; others are labelled by name alone."""
@@ -79,13 +87,15 @@ def svg(figure: Figure) -> bytes:
 
 
 def ablation(table: pl.DataFrame, task: str) -> Figure:
-    """Draw every metric of `METRICS` against the number of ablated heads."""
+    """Draw a task's own metric, and ROUGE-L F1 of answers, against the number of ablated heads."""
+    own = series.metric_of(table, task)
+    metrics = [own] if own == LOSS else list(dict.fromkeys((own, "rouge_l_f1")))
     figure = Figure(figsize=(8.4, 3.6))
-    panels = figure.subplots(1, len(METRICS), sharex=True)
-    for axes, (metric, label) in zip(panels, METRICS.items(), strict=True):
+    panels = figure.subplots(1, len(metrics), sharex=True, squeeze=False)[0]
+    for axes, metric in zip(panels, metrics, strict=True):
         baseline, curves = series.ablation_curves(table, task, metric)
         draw_curves(axes, baseline, curves)
-        axes.set_ylabel(label)
+        axes.set_ylabel(METRICS[metric])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
@@ -126,9 +136,14 @@ def draw_curves(axes: Axes, baseline: float, curves: Sequence[Curve]) -> None:
 
 
 def tasks(table: pl.DataFrame) -> Figure:
-    """Draw every task's accuracy when the top heads of each selector are ablated."""
-    names = table["task"].unique().sort().to_list()
-    found = {task: series.ablation_curves(table, task, "accuracy") for task in names}
+    """Draw every task's own metric when the top heads of each selector are ablated.
+
+    Losses share no axis with answers: they are drawn only where there is nothing else.
+    """
+    answered = table.filter(pl.col("judged_by") != LOSS)
+    names = (table if answered.is_empty() else answered)["task"].unique().sort().to_list()
+    metrics = {task: series.metric_of(table, task) for task in names}
+    found = {task: series.ablation_curves(table, task, metrics[task]) for task in names}
     curves = found[names[0]][1]
     labels = [c.label for c in curves if c.end in (None, "top") and not c.random]
     labels = labels or [curves[0].label]
@@ -147,9 +162,11 @@ def tasks(table: pl.DataFrame) -> Figure:
             axes.axhline(baseline, **dashed)
         axes.set_title(label, fontsize=9)
         _heads_axis(axes, [int(k) for k in curve.k])
-    panels[0].set_ylabel(METRICS["accuracy"])
+    panels[0].set_ylabel(
+        " or ".join(dict.fromkeys(METRICS[m].split(" (")[0] for m in metrics.values()))
+    )
     legend = panels[0].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside lower center", ncols=len(names))
+    figure.legend(*legend, loc="outside lower center", ncols=min(4, len(names)))
     return figure
 
 
@@ -359,6 +376,7 @@ def pass_rates(table: pl.DataFrame) -> Figure:
 def models_ablation(table: pl.DataFrame, task: str) -> Figure:
     """Draw the ablation curves of a task, a panel a model."""
     models = table["model"].unique(maintain_order=True).to_list()
+    metric = series.metric_of(table, task)
     columns = min(3, len(models))
     rows = -(-len(models) // columns)
     figure = Figure(figsize=(1.2 + 3.2 * columns, 0.8 + 2.7 * rows))
@@ -366,7 +384,7 @@ def models_ablation(table: pl.DataFrame, task: str) -> Figure:
     handles: dict[str, Any] = {}
     for axes, model in zip(panels, models, strict=False):
         of_model = table.filter(pl.col("model") == model)
-        draw_curves(axes, *series.ablation_curves(of_model, task, "accuracy"))
+        draw_curves(axes, *series.ablation_curves(of_model, task, metric))
         axes.set_title(model, fontsize=9)
         handles |= {
             label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -374,7 +392,7 @@ def models_ablation(table: pl.DataFrame, task: str) -> Figure:
     for axes in panels[len(models) :]:
         axes.remove()
     for axes in panels[::columns]:
-        axes.set_ylabel(METRICS["accuracy"])
+        axes.set_ylabel(METRICS[metric])
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     return figure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -55,6 +55,16 @@ class Curve:
     low: Floats
     high: Floats
     random: bool
+
+
+def with_metrics(table: pl.DataFrame, metrics: Mapping[str, str]) -> pl.DataFrame:
+    """Return a table of tasks with a column `judged_by`: the metric that each task is judged by."""
+    return table.with_columns(pl.col("task").replace_strict(metrics).alias("judged_by"))
+
+
+def metric_of(table: pl.DataFrame, task: str) -> str:
+    """Return the metric that a task is judged by, from a table of `with_metrics`."""
+    return str(table.filter(task=task)["judged_by"][0])
 
 
 def ablation_curves(table: pl.DataFrame, task: str, metric: str) -> tuple[float, list[Curve]]:

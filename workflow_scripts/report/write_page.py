@@ -6,9 +6,10 @@ from typing import Any
 
 import polars as pl
 
+from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.ablation.selection import read_selection
 from workflow_scripts.common.artifacts import atomic_path, read_provenance, read_table
-from workflow_scripts.common.layout import model_spec
+from workflow_scripts.common.layout import model_spec, task_metric
 from workflow_scripts.common.script import run_script
 from workflow_scripts.report.catalogue import figures_of
 from workflow_scripts.report.examples import examples
@@ -37,10 +38,14 @@ def main(snakemake: Any) -> None:
         (path.parent.name, path.stem): read_table(path, kind="generations")
         for path in map(Path, snakemake.input.generations)
     }
-    results = [task_table(task, ablation, tables["significance"]) for task in sorted(spec["tasks"])]
+    results = [
+        task_table(task, task_metric(spec, task), ablation, tables["significance"])
+        for task in sorted(spec["tasks"])
+    ]
     asked = {
         result.task: examples(result, selection, generations, read_table(path, kind="probes"))
         for result, path in zip(results, snakemake.input.probes, strict=True)
+        if result.metric != LOSS
     }
     how = ablation.filter(pl.col("mode") != "none").select("mode", "site").unique().sort("mode")
     page = render(
