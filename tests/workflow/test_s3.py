@@ -117,4 +117,5 @@ def test_wrong_credentials_are_refused_and_not_shown(server, tmp_path):
     wrong = "not-the-secret-of-this-server"
     run = project.run("--dry-run", TARGET, env=environment() | server | {SECRETS[1]: wrong})
     assert run.code == 1
+    assert "Failed to check existence of s3://team/store" in run.text and "403" in run.text
     assert wrong not in run.text

@@ -13,7 +13,7 @@ from slurm_cluster import Cluster, running_cluster
 from snakemake_project import TARGET, Project, copied_project, environment, with_fewer_answers
 
 DEADLINE_S = 600
-# The test's cluster keeps no accounts. The plugin looks after 5 s, 15 s more, 25 s more: most jobs end within 20 s.
+# The test's cluster keeps no accounts. The plugin looks 5, 20 and 45 s after it sent a job; most end within 20.
 QUICK = (
     "--slurm-status-command squeue --slurm-no-account --slurm-init-seconds-before-status-checks 5 "
     "--seconds-between-status-checks 1 --latency-wait 10"
