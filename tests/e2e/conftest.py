@@ -58,8 +58,9 @@ def hostile_trace_page(
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[webdriver.Chrome]:
-    install = Path(__file__).with_name("install_chromium.sh")
-    done = subprocess.run([str(install)], capture_output=True, text=True, check=False)
+    install = Path(__file__).parents[1] / "install_packages.sh"
+    wanted = ["chromium chromedriver", "chromium chromium-driver"]
+    done = subprocess.run([install, *wanted], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     options = webdriver.ChromeOptions()
     # Without a sandbox it also runs as root in a container; the pages are the project's own.

@@ -44,3 +44,13 @@ def test_a_conda_environment_pins_the_dependencies_as_the_lock_does(name: str) -
     pins = dict(line.split("==") for line in pip if "==" in line)
     found = {key.lower().replace("_", "-"): version for key, version in pins.items()}
     assert found == {r.name.lower(): lock()[r.name.lower()] for r in runtime()}
+
+
+def test_the_image_has_the_python_of_the_environments_and_the_lock_s_packages() -> None:
+    lines = Path("Dockerfile").read_text().splitlines()
+    (base,) = (line.split()[1] for line in lines if line.startswith("FROM "))
+    for name in ("cpu", "cuda"):
+        python = yaml.safe_load(Path(f"envs/{name}.yaml").read_text())["dependencies"][0]
+        assert base == f"python:{python.removeprefix('python=')}-slim"
+    installed = [line.split(" install ")[1] for line in lines if "pip install" in line]
+    assert installed == ["--no-cache-dir -r requirements.lock"]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from snakemake_project import Project, Run, copied_project
+from snakemake_project import Project, Run, copied_project, with_fewer_answers
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +14,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Run]:
     """The main target made once; never changed by a test."""
     project = copied_project(tmp_path_factory.mktemp("finished") / "a project")
     return project, project.make()
+
+
+@pytest.fixture(scope="session")
+def fewer_answers(
+    finished: tuple[Project, Run], tmp_path_factory: pytest.TempPathFactory
+) -> Project:
+    """The finished run gone on with fewer answers; what it needs no longer stays in its store."""
+    project = Project(tmp_path_factory.mktemp("fewer-answers") / "project")
+    shutil.copytree(finished[0].folder, project.folder)
+    project.edit_config(with_fewer_answers)
+    project.make()
+    return project
 
 
 @pytest.fixture

@@ -120,3 +120,9 @@ def copied_project(folder: Path) -> Project:
     shutil.copytree(ROOT, folder, ignore=made, dirs_exist_ok=True)
     shutil.copy(Path(__file__).with_name("tiny.yaml"), folder / "config.yaml")
     return Project(folder)
+
+
+def with_fewer_answers(config: dict[str, Any]) -> None:
+    """Keep one task and the top heads of one score: half of the jobs."""
+    config["tasks"] = {"nonliteral": config["tasks"]["nonliteral"]}
+    config["selectors"] = {"locos": {"score": "locos", "ends": ["top"]}}

@@ -8,10 +8,11 @@ import sys
 from snakemake_project import TARGET, Run, copied_project, environment
 
 
-def test_model_jobs_ask_for_their_gpus_and_others_for_none(tmp_path):
+def test_64_shards_are_64_jobs_with_gpus_that_wait_for_none_of_each_other(tmp_path):
     project = copied_project(tmp_path / "project")
     asked = {"device": "balanced", "gpus": 2, "mem_mb": 1500, "runtime": 30}
     project.edit_config(lambda config: config["models"]["tiny"].update(asked))
+    project.edit_config(lambda config: config["probes"]["nolima"].update(size=64, shards=64))
     command = [sys.executable, "-m", "snakemake", "--workflow-profile", "profiles/kubernetes"]
     # A folder in the bucket's place: a dry run looks for the inputs.
     command += ["--default-storage-provider", "fs", "--default-storage-prefix", project.folder]
@@ -26,7 +27,8 @@ def test_model_jobs_ask_for_their_gpus_and_others_for_none(tmp_path):
     run = Run(done.returncode, done.stdout + done.stderr)
     assert run.code == 0, run.text
     captures = run.lines_of("capture", "resources")
-    assert len(captures) == 2
+    assert len(captures) == 64
+    assert not [line for line in run.lines_of("capture", "input") if ".zarr.zip" in line]
     for line in captures:
         assert "gpu=2" in line and "gpu_manufacturer=nvidia" in line
         assert "mem_mb=1500" in line and "runtime=30" in line

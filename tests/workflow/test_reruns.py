@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import polars as pl
 import yaml
 from snakemake_project import Project, Run
 
@@ -178,6 +179,20 @@ def test_another_dtype_lies_beside_the_first_and_going_back_makes_no_model_run(p
     run = project.would_run()
     assert run.jobs["score"] == 1
     assert expensive(run) == {}
+
+
+def test_how_many_shards_there_are_changes_scores_by_rounding_only(finished, clone):
+    clone.edit_config(lambda config: config["probes"]["nolima"].update(shards=3))
+    assert clone.make("results/tiny/heads.parquet").jobs["capture"] == 3
+    key = ["score", "layer", "head"]
+    two, three = (
+        pl.read_parquet(project.folder / "results/tiny/heads.parquet").sort(key)
+        for project in (finished[0], clone)
+    )
+    assert two.height == 64 and two.select(key).equals(three.select(key))
+    # Which probes share a batch decides the order of float32 sums.
+    assert (two["value"] - three["value"]).abs().max() < 1e-6
+    assert two["n_probes"].equals(three["n_probes"])
 
 
 def test_a_fresh_copy_with_the_store_runs_no_model_and_makes_the_same_tables(finished, clone):

@@ -150,13 +150,34 @@ def error_lines(run: Run) -> list[str]:
     return [line for line in run.text.splitlines() if "error: " in line]
 
 
-def test_a_full_store_is_one_clear_line(colleague, mounted):
-    set_store(colleague, mounted("size=100k"))
+def test_a_full_store_is_one_clear_line_and_with_room_only_the_rest_is_made(
+    finished, colleague, mounted
+):
+    whole = finished[0].folder / "results/store"
+    store = mounted("size=64m")
+    shutil.copytree(whole, store, dirs_exist_ok=True)
+    shard = next((store / "tiny/activations").rglob("000-of-002.zarr.zip"))
+    half = shard.stat().st_size // 2
+    for file in shard.parent.glob("000-of-002.*"):
+        file.unlink()
+    before = verify(store)
+    size = shutil.disk_usage(store).used + half
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(store)], check=True)
+    set_store(colleague, store)
     run = colleague.run(LOCOS)
     assert run.code == 1 and "Traceback" not in run.text
     lines = error_lines(run)
     assert lines and all("No space left on device" in line for line in lines), run.text
     assert "free some space" in lines[0]
+    assert verify(store) == before
+    assert not list(store.rglob(".tmp-*"))
+
+    subprocess.run(["mount", "-o", "remount,size=64m", str(store)], check=True)
+    assert colleague.make(LOCOS).jobs == {"capture": 1, "score": 1}
+    assert verify(store) == verify(whole)
+    assert shard.read_bytes() == (whole / shard.relative_to(store)).read_bytes()
+    expected = finished[0].tables()["tiny/scores/locos.parquet"]
+    assert colleague.tables()["tiny/scores/locos.parquet"] == expected
 
 
 def test_an_own_store_lies_over_a_read_only_one(finished, colleague, mounted):
