@@ -33,9 +33,7 @@ rule count_passes:
 
 rule draw_figures:
     input:
-        ablation="results/{model}/ablation.parquet",
-        heads="results/{model}/heads.parquet",
-        pass_rates="results/{model}/pass_rates.parquet",
+        unpack(figure_tables),
     output:
         svg=[shown(figure) for figure in FIGURES],
         png=[f"results/{{model}}/figures/{figure.name}.png" for figure in FIGURES],
@@ -50,12 +48,7 @@ rule draw_figures:
         mem_mb=2000,
         runtime=20,
     params:
-        spec=canonical_json(
-            {
-                table: sorted(config[table])
-                for table in ("scores", "tasks", "selectors")
-            }
-        ),
+        spec=canonical_json(figures_spec(config)),
         code=code_of("report/draw_figures.py"),
     script:
         "../workflow_scripts/report/draw_figures.py"

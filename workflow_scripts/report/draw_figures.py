@@ -13,10 +13,7 @@ from workflow_scripts.report.plots import draw, save, style
 def main(snakemake: Any) -> None:
     """Write every figure of the catalogue, as SVG and as PNG."""
     spec = json.loads(snakemake.params.spec)
-    tables = {
-        kind: read_table(snakemake.input[kind], kind=kind)
-        for kind in ("ablation", "heads", "pass_rates")
-    }
+    tables = {kind: read_table(path, kind=kind) for kind, path in snakemake.input.items()}
     folder = Path(snakemake.output.svg[0]).parent
     with style():
         for figure in figures_of(**spec):
