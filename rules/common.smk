@@ -26,11 +26,15 @@ from workflow_scripts.common.layout import (
     content_digests,
     converted_files,
     data_files,
+    figures_spec,
     file_path,
     generations_spec,
     haystack_files,
     heads_spec,
     hub_config_path,
+    kv_plan_spec,
+    kv_selection_spec,
+    kv_tasks,
     lens_path,
     lens_spec,
     lens_texts,
@@ -134,7 +138,15 @@ def renewed(path, spec):
     return []
 
 
-FIGURES = figures_of(config["scores"], config["tasks"], config["selectors"])
+FIGURES = figures_of(**figures_spec(config))
+
+
+def figure_tables(wildcards):
+    """Return the tables that the figures of a model are drawn from."""
+    tables = ["ablation", "heads", "pass_rates"]
+    if any(figure.kind == "dissociation" for figure in FIGURES):
+        tables.append("dissociation")
+    return {table: f"results/{wildcards.model}/{table}.parquet" for table in tables}
 
 
 # In the run's own process and before its first job. Snakemake keeps the last onstart only, so all stand here.
@@ -280,12 +292,13 @@ def packed_files(model):
     return scored_files(config, model) + generations_files(model)
 
 
-def unablated_of(model):
-    """Return the generations of the unablated runs, by task."""
+def unablated_of(model, tasks):
+    """Return the generations of the unablated runs of some tasks, by task."""
     unablated = selection_of(model).filter(selector="none").sort("task")
     return [
         stored(f"{model}/generations/{task}/{key}.parquet")[0]
         for task, key in unablated.select("task", "key").iter_rows()
+        if task in tasks
     ]
 
 
@@ -322,6 +335,25 @@ def templates_digest():
 def retrieval_score(model):
     """Return the score whose best heads a trace follows."""
     return f"results/{model}/scores/{config['retrieval']['score']}.parquet"
+
+
+def kv_score(model):
+    """Return the score that KV groups are ranked by."""
+    if "kv_plan" not in config:
+        raise WorkflowError("config: kv_plan is missing; add it: kv_plan: {score: ...}")
+    return f"results/{model}/scores/{config['kv_plan']['score']}.parquet"
+
+
+def kv_blinded(model):
+    """Return the generations with KV groups blind to the needle; known once they are chosen."""
+    from workflow_scripts.ablation.selection import read_selection
+
+    with checkpoints.select_groups.get(model=model).output[0].open("rb") as file:
+        keys = read_selection(file.name).select("task", "key").unique().sort("task")
+    return [
+        stored(f"{model}/kv_generations/{task}/{key}.parquet")[0]
+        for task, key in keys.iter_rows()
+    ]
 
 
 def uses_gpu(model):

@@ -4,7 +4,9 @@ rule count_passes:
         probes=lambda wildcards: ancient(
             [task_probes(wildcards.model, task) for task in sorted(config["tasks"])]
         ),
-        generations=lambda wildcards: ancient(unablated_of(wildcards.model)),
+        generations=lambda wildcards: ancient(
+            unablated_of(wildcards.model, config["tasks"])
+        ),
     output:
         report(
             "results/{model}/pass_rates.parquet",
@@ -31,9 +33,7 @@ rule count_passes:
 
 rule draw_figures:
     input:
-        ablation="results/{model}/ablation.parquet",
-        heads="results/{model}/heads.parquet",
-        pass_rates="results/{model}/pass_rates.parquet",
+        unpack(figure_tables),
     output:
         svg=[shown(figure) for figure in FIGURES],
         png=[f"results/{{model}}/figures/{figure.name}.png" for figure in FIGURES],
@@ -49,8 +49,7 @@ rule draw_figures:
         runtime=20,
     params:
         spec=canonical_json(
-            {table: sorted(config[table]) for table in ("scores", "selectors")}
-            | {"tasks": task_metrics(config)}
+            {"figures": figures_spec(config), "metrics": task_metrics(config)}
         ),
         code=code_of("report/draw_figures.py"),
     script:
@@ -69,6 +68,7 @@ rule write_page:
         probes=lambda wildcards: ancient(
             [task_probes(wildcards.model, task) for task in sorted(config["tasks"])]
         ),
+        kv_check=(["results/{model}/kv_check.parquet"] if "kv_plan" in config else []),
         citation="CITATION.cff",
     output:
         report(

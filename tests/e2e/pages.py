@@ -25,7 +25,7 @@ class Inputs(SimpleNamespace):
 
 
 def add_trace(project: Project) -> None:
-    """Add a document, in the words of the planted model, and the trace of its answer to the config."""
+    """Add a document, in the words of the planted model, the trace of its answer, and a KV plan."""
     filler = (project.folder / "data/models/tiny/haystacks/filler_0.txt").read_text(
         encoding="utf-8"
     )
@@ -49,6 +49,7 @@ def add_trace(project: Project) -> None:
             "max_new_tokens": 4,
         }
         config["traces"] = {"kiasma": {"dataset": "documents", "probe": "kiasma"}}
+        config["kv_plan"] = {"score": "locos", "context_length": 1000, "kept_tokens": 512}
         config["retrieval"] = {
             "score": "locos",
             "k": 3,
@@ -83,7 +84,7 @@ def report_page(project: Path, folder: Path) -> Path:
         probes.append(
             changed(path, folder / f"{task}.parquet", text.alias("question"), text.alias("answer"))
         )
-    drawn = write_page.figures_of(settings["scores"], settings["tasks"], settings["selectors"])
+    drawn = write_page.figures_of(**write_page.figures_spec(settings))
     tables = ("ablation", "significance", "heads", "pass_rates", "selection")
     write_page.main(
         SimpleNamespace(
@@ -92,6 +93,7 @@ def report_page(project: Path, folder: Path) -> Path:
                 figures=[results / f"figures/{figure.name}.svg" for figure in drawn],
                 generations=generations,
                 probes=probes,
+                kv_check=[results / "kv_check.parquet"],
                 citation=project / "CITATION.cff",
             ),
             params=SimpleNamespace(spec=json.dumps(settings)),
@@ -107,6 +109,8 @@ def _spec(project: Path) -> str:
 
     config = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
     config["models"]["tiny"]["source"]["folder"] = str(project / "data/models/tiny")
+    for row in config["tasks"].values():
+        row.setdefault("role", "control")
     return json.dumps(config)
 
 
