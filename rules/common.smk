@@ -29,6 +29,9 @@ from workflow_scripts.common.layout import (
     haystack_files,
     heads_spec,
     hub_config_path,
+    kv_plan_spec,
+    kv_selection_spec,
+    kv_tasks,
     lens_path,
     lens_spec,
     lens_texts,
@@ -267,12 +270,13 @@ def packed_files(model):
     return scored_files(config, model) + generations_files(model)
 
 
-def unablated_of(model):
-    """Return the generations of the unablated runs, by task."""
+def unablated_of(model, tasks):
+    """Return the generations of the unablated runs of some tasks, by task."""
     unablated = selection_of(model).filter(selector="none").sort("task")
     return [
         stored(f"{model}/generations/{task}/{key}.parquet")[0]
         for task, key in unablated.select("task", "key").iter_rows()
+        if task in tasks
     ]
 
 
@@ -309,6 +313,25 @@ def templates_digest():
 def retrieval_score(model):
     """Return the score whose best heads a trace follows."""
     return f"results/{model}/scores/{config['retrieval']['score']}.parquet"
+
+
+def kv_score(model):
+    """Return the score that KV groups are ranked by."""
+    if "kv_plan" not in config:
+        raise WorkflowError("config: kv_plan is missing; add it: kv_plan: {score: ...}")
+    return f"results/{model}/scores/{config['kv_plan']['score']}.parquet"
+
+
+def kv_blinded(model):
+    """Return the generations with KV groups blind to the needle; known once they are chosen."""
+    from workflow_scripts.ablation.selection import read_selection
+
+    with checkpoints.select_groups.get(model=model).output[0].open("rb") as file:
+        keys = read_selection(file.name).select("task", "key").unique().sort("task")
+    return [
+        stored(f"{model}/kv_generations/{task}/{key}.parquet")[0]
+        for task, key in keys.iter_rows()
+    ]
 
 
 def uses_gpu(model):

@@ -4,7 +4,9 @@ rule count_passes:
         probes=lambda wildcards: ancient(
             [task_probes(wildcards.model, task) for task in sorted(config["tasks"])]
         ),
-        generations=lambda wildcards: ancient(unablated_of(wildcards.model)),
+        generations=lambda wildcards: ancient(
+            unablated_of(wildcards.model, config["tasks"])
+        ),
     output:
         report(
             "results/{model}/pass_rates.parquet",

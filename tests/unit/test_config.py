@@ -165,7 +165,7 @@ def test_a_completed_config_is_valid_and_complete(config: Config) -> None:
             "ablation.mode",
             "meen_query",
             "ablation.mode: 'meen_query' is not one of mean_query, zero_query, mean_output, "
-            "zero_output, knockout, scale; did you mean 'mean_query'?",
+            "zero_output, knockout, evict, scale; did you mean 'mean_query'?",
         ),
         ("directions", ["frozen_norm"], "directions: frozen_norm lacks raw; add it"),
         (
@@ -767,3 +767,31 @@ def test_a_selector_s_own_intervention_must_fit_its_mode(
     config["selectors"]["mine"] = {"heads": ["0-0"], **row}
     with pytest.raises(UserError, match=message):
         checked(config)
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ({"score": "lokos"}, "config: kv_plan.score: unknown score 'lokos'; did you mean 'locos'?"),
+        (
+            {"score": "locos", "budgets": [100]},
+            "kv_plan.budgets.0: 100 is too large; the most is 99",
+        ),
+    ],
+)
+def test_a_wrong_kv_plan_is_named(config: Config, plan: Config, expected: str) -> None:
+    assert expected in message(config | {"kv_plan": plan})
+
+
+def test_a_kv_plan_needs_a_task_with_a_needle_in_a_haystack(config: Config) -> None:
+    config["kv_plan"] = {"score": "locos"}
+    assert checked(config)["kv_plan"]["budgets"] == [25, 50, 75]
+    config["probes"]["nonliteral"]["needle"] = "removed"
+    assert message(config).startswith("config: kv_plan: is checked on tasks with a needle")
+
+
+def test_a_kv_plan_is_kept_off_the_probes_of_a_task(config: Config) -> None:
+    config["scores"]["found"] = {"dataset": "nonliteral", "formula": "needle_phi"}
+    checked(config)
+    config["kv_plan"] = {"score": "found"}
+    assert message(config).startswith("config: scores.found.dataset: 'nonliteral'")

@@ -42,6 +42,7 @@ EVERY_MODE = [
     ("zero_output", ""),
     ("scale", ""),
     ("knockout", ""),
+    ("evict", ""),
 ]
 
 
@@ -249,10 +250,14 @@ def test_only_q_proj_of_olmo2_moves_the_queries_of_other_heads() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("needle", [(4, 9), (0, 5)])
-def test_knockout_reads_the_values_with_no_weight_on_the_needle(
-    kind: str, needle: tuple[int, int]
+@pytest.mark.parametrize("mode", ["knockout", "evict"])
+def test_a_blind_head_reads_the_values_with_no_weight_on_the_needle(
+    kind: str, needle: tuple[int, int], mode: str
 ) -> None:
-    """Eager attention without the needle's columns, rescaled to the sum the rows would have."""
+    """Eager attention without the needle's columns, rescaled to the sum the rows would have.
+
+    With evict, the needle's own tokens still see it.
+    """
     lm = random_model(kind)
     layer, head = 0, 1
     attention = attention_of(lm.model, layer)
@@ -261,9 +266,9 @@ def test_knockout_reads_the_values_with_no_weight_on_the_needle(
         attention.o_proj.register_forward_pre_hook(lambda m, args: kept.update(z=args[0][0])),
         attention.v_proj.register_forward_hook(lambda m, args, out: kept.update(v=out[0])),
     ]
-    logits_under(lm, [], "knockout")
+    logits_under(lm, [], mode)
     unchanged = dict(kept)
-    logits_under(lm, [(layer, head)], "knockout", needle=needle)
+    logits_under(lm, [(layer, head)], mode, needle=needle)
     for hook in hooks:
         hook.remove()
     lm.model.set_attn_implementation("eager")
@@ -278,7 +283,8 @@ def test_knockout_reads_the_values_with_no_weight_on_the_needle(
     assert torch.equal(found[:, others], before[:, others])
     for query in range(LENGTH):
         weights = alpha[query].clone()
-        weights[needle[0] : needle[1]] = 0
+        if mode == "knockout" or query >= needle[1]:
+            weights[needle[0] : needle[1]] = 0
         if weights.sum() == 0:  # it may see nothing else: itself
             weights[query] = alpha[query, query]
         # With a sink, exp(sink) stays in the denominator: alpha / (1 - removed).

@@ -8,7 +8,13 @@ from typing import TypeVar
 
 import torch
 
-from workflow_scripts.ablation.interventions import Head, Intervention, first_layer, intervening
+from workflow_scripts.ablation.interventions import (
+    NEEDLE_MODES,
+    Head,
+    Intervention,
+    first_layer,
+    intervening,
+)
 from workflow_scripts.common.decoding import (
     Conditions,
     Generation,
@@ -117,7 +123,7 @@ def under_conditions(
 
 def _shareable(prompts: Sequence[Sequence[int]], intervention: Intervention) -> list[int] | None:
     """Return how many leading tokens of each prompt know nothing of its own needle; None for all."""
-    if intervention.mode != "knockout":
+    if intervention.mode not in NEEDLE_MODES:
         return None
     spans = zip(prompts, intervention.needles, strict=True)
     return [len(prompt) if span is None else span[0] for prompt, span in spans]

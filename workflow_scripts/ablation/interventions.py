@@ -24,7 +24,8 @@ Head = tuple[int, int]
 
 QUERY_MODES = ("mean_query", "zero_query")
 OUTPUT_MODES = ("mean_output", "zero_output", "scale")
-MODES = (*QUERY_MODES, *OUTPUT_MODES, "knockout")
+NEEDLE_MODES = ("knockout", "evict")
+MODES = (*QUERY_MODES, *OUTPUT_MODES, *NEEDLE_MODES)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Intervention:
         mean_query, zero_query: the query at every position becomes its calibration mean, or zero.
         mean_output, zero_output, scale: so does the head's slice of W_O's input, or it is multiplied
         by `factor`. knockout: the head's attention to the needle is set to zero, the rest rescaled.
+        evict: the same for the queries behind the needle only, as if it had been dropped from the
+        head's cache once it was read.
     site
         Where the query is replaced: "q_proj", before any query norm, or "query", after it.
     head_sets
@@ -46,7 +49,7 @@ class Intervention:
     factor
         For scale.
     needles
-        Half-open needle span of each prompt of the task; for knockout.
+        Half-open needle span of each prompt of the task; for knockout and evict.
     """
 
     mode: str
@@ -124,7 +127,7 @@ class _LayerEditor:
     def replace_output(self, call: AttentionCall, output: Tensor) -> Tensor:
         """Return the attention output, (batch, queries, heads, head_dim), with heads changed."""
         chosen = self._rows(output.shape[0])[:, None, :, None]
-        if self.intervention.mode == "knockout":
+        if self.intervention.mode in NEEDLE_MODES:
             changed = self._without_needle(call, output)
         elif self.intervention.mode == "scale":
             changed = output * self.intervention.factor
@@ -134,18 +137,21 @@ class _LayerEditor:
 
     def _without_needle(self, call: AttentionCall, output: Tensor) -> Tensor:
         """Return the output of heads that cannot attend to the needle of their prompt."""
-        batch, keys = output.shape[0], call.key.shape[2]
+        (batch, queries), keys = output.shape[:2], call.key.shape[2]
         spans = [self.intervention.needles[p] for p in self.conditions.prompts[:batch].tolist()]
         if not any(spans):
             return output
-        visible = call.mask.expand(batch, 1, output.shape[1], keys).clone()
+        visible = call.mask.expand(batch, 1, queries, keys).clone()
         for row, span in enumerate(spans):
             if span is not None:
-                visible[row, ..., span[0] : span[1]] = False
+                # The first query stands at position keys - queries.
+                behind = max(0, span[1] - (keys - queries))
+                first = behind if self.intervention.mode == "evict" else 0
+                visible[row, :, first:, span[0] : span[1]] = False
         # A query inside the needle that may see nothing else keeps its own position.
-        diagonal = torch.arange(output.shape[1], device=output.device)
+        diagonal = torch.arange(queries, device=output.device)
         blind = ~visible.any(-1)
-        visible[..., diagonal, diagonal + keys - output.shape[1]] |= blind
+        visible[..., diagonal, diagonal + keys - queries] |= blind
         alpha = attention_weights(
             AttentionCall(
                 call.layer,

@@ -292,12 +292,31 @@ def _names(rows: pl.DataFrame) -> list[str]:
 
 
 def selection_table(spec: dict[str, Any], heads: pl.DataFrame) -> pl.DataFrame:
-    """Return the selection: a row a condition of a task, with the key of its generations."""
+    """Return the selection of the config's selectors, see `head_sets` and `conditions_table`."""
+    return conditions_table(head_sets(spec, heads), spec["tasks"], spec["interventions"])
+
+
+def conditions_table(
+    groups: Sequence[Sequence[HeadSet]],
+    tasks: dict[str, Any],
+    interventions: dict[str, dict[str, Any]],
+) -> pl.DataFrame:
+    """Return a selection: a row a condition of a task, with the key of its generations.
+
+    Parameters
+    ----------
+    groups
+        The conditions, a list for each file of generations.
+    tasks
+        By task, see `common.layout.generations_spec`.
+    interventions
+        By selector, see `common.layout.intervention_of`.
+    """
     rows: list[tuple[Any, ...]] = []
-    for task, task_spec in sorted(spec["tasks"].items()):
-        for group in head_sets(spec, heads):
+    for task, task_spec in sorted(tasks.items()):
+        for group in groups:
             ablated = any(s.heads for s in group)
-            how = spec["interventions"][group[0].selector] if ablated else UNABLATED
+            how = interventions[group[0].selector] if ablated else UNABLATED
             key = generations_key(task_spec, how, group)
             rows += [
                 (

@@ -126,7 +126,7 @@ def ablation_table(
     for condition in selection.iter_rows(named=True):
         found, baseline = answers[condition["task"], condition["key"]], baselines[condition["task"]]
         heads = tuple(sort_heads(condition["heads"]))
-        _check_condition(found, heads, baseline)
+        check_condition(found, heads, baseline)
         for metric, values in found.values[heads].items():
             low, high = bootstrap_interval(values, seed)
             unablated = baseline.values[()][metric]
@@ -150,7 +150,7 @@ def ablation_table(
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
-def _check_condition(found: Answers, heads: Heads, baseline: Answers) -> None:
+def check_condition(found: Answers, heads: Heads, baseline: Answers) -> None:
     """Raise UserError unless a file has a condition, over the probes of the unablated run."""
     if heads not in found.values:
         raise UserError(

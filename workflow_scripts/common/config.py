@@ -16,7 +16,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.common.layout import file_path, model_config_path
+from workflow_scripts.common.layout import file_path, kv_tasks, model_config_path
 
 Config = dict[str, Any]
 
@@ -73,6 +73,7 @@ def validate(
     _check_texts(completed)
     _check_splits(completed)
     _check_retrieval(completed)
+    _check_kv_plan(completed)
     _check_interventions(completed)
     _check_directions(completed)
     for name, row in completed["models"].items():
@@ -279,6 +280,8 @@ def _check_references(config: Config) -> None:
         for key, target in (("score", "scores"), ("present", "probes"), ("removed", "probes"))
         if "retrieval" in config
     ]
+    if "kv_plan" in config:
+        references.append(("kv_plan.score", config["kv_plan"]["score"], "scores"))
     for key, name, target in references:
         if name not in config[target]:
             kind = {"probes": "dataset", "scores": "score"}.get(target, target)
@@ -345,17 +348,19 @@ def _check_splits(config: Config) -> None:
             "on a dataset with split detect"
         )
     used = [("ablation.calibration.dataset", calibration)]
-    for selector in config["selectors"].values():
-        for score in [term for _, name in _scores(selector) for term in _terms(config, name)]:
-            row = config["scores"][score]
-            # The public code detects and evaluates on the same probes.
-            if row.get("compat") == "official":
-                continue
-            if "patching" in row:
-                key = f"patching.{row['patching']}.dataset"
-                used.append((key, config["patching"][row["patching"]]["dataset"]))
-            elif "dataset" in row:
-                used.append((f"scores.{score}.dataset", row["dataset"]))
+    chosen_by = [name for row in config["selectors"].values() for _, name in _scores(row)]
+    if "kv_plan" in config:
+        chosen_by.append(config["kv_plan"]["score"])
+    for score in [term for name in chosen_by for term in _terms(config, name)]:
+        row = config["scores"][score]
+        # The public code detects and evaluates on the same probes.
+        if row.get("compat") == "official":
+            continue
+        if "patching" in row:
+            key = f"patching.{row['patching']}.dataset"
+            used.append((key, config["patching"][row["patching"]]["dataset"]))
+        elif "dataset" in row:
+            used.append((f"scores.{score}.dataset", row["dataset"]))
     for key, found_on in used:
         for task, row in config["tasks"].items():
             one, other = datasets[found_on], datasets[row["dataset"]]
@@ -411,6 +416,15 @@ def _check_retrieval(config: Config) -> None:
                 f"config: retrieval.{role}: '{row[role]}' has needle {dataset['needle']} and split "
                 f"{dataset['split']}; name a dataset with needle: {needle} and split: evaluate"
             )
+
+
+def _check_kv_plan(config: Config) -> None:
+    """Check that a KV plan has a task to be checked on."""
+    if "kv_plan" in config and not kv_tasks(config):
+        raise UserError(
+            "config: kv_plan: is checked on tasks with a needle in a haystack, and there is none; add "
+            "one, or remove kv_plan"
+        )
 
 
 def _check_directions(config: Config) -> None:

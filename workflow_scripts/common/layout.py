@@ -512,3 +512,37 @@ def trace_spec(config: Config, model: str, trace: str) -> dict[str, Any]:
         "score": score_spec(config, model, config["retrieval"]["score"]),
         "k": config["retrieval"]["k"],
     }
+
+
+def kv_tasks(config: Config) -> list[str]:
+    """Return the tasks that a KV plan is checked on: those with a needle in a haystack, sorted."""
+    datasets = {task: config["probes"][row["dataset"]] for task, row in config["tasks"].items()}
+    return sorted(
+        task
+        for task, row in datasets.items()
+        if row["format"] in IN_HAYSTACKS and row["needle"] == "present"
+    )
+
+
+def kv_selection_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines which KV groups lose the needle, on which tasks."""
+    row = config["kv_plan"]
+    return {
+        "score": score_spec(config, model, row["score"]),
+        "budgets": row["budgets"],
+        "intervention": {"mode": "evict", "site": "none", "factor": None, "calibration": None},
+        "seed": config["seed"],
+        "tasks": {task: generations_spec(config, model, task) for task in kv_tasks(config)},
+    }
+
+
+def kv_plan_spec(config: Config, model: str) -> dict[str, Any]:
+    """Return what determines a KV plan and its check."""
+    row = config["kv_plan"]
+    return {
+        "selection": kv_selection_spec(config, model),
+        "metrics": {task: task_metric(config, task) for task in kv_tasks(config)},
+        "context_length": row["context_length"],
+        "dtype": row.get("dtype", config["models"][model]["dtype"]),
+        "kept_tokens": row["kept_tokens"],
+    }

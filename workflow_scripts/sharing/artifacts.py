@@ -21,7 +21,7 @@ _FORMS = {
     "probes": rf"{_SLUG}/probes/{_SLUG}/{_TABLE}",
     "calibration": rf"{_SLUG}/calibration/{_TABLE}",
     "patching": rf"{_SLUG}/patching/{_SLUG}/{_TABLE}",
-    "generations": rf"{_SLUG}/generations/{_SLUG}/{_TABLE}",
+    "generations": rf"{_SLUG}/(kv_)?generations/{_SLUG}/{_TABLE}",
 }
 _SOURCES = rf"(files|{_SLUG}/(model|hub|lenses))/.+"
 

@@ -1,0 +1,1 @@
+"""Which KV groups a compressed cache should keep in full, and whether the answers bear it."""
