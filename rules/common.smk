@@ -24,6 +24,7 @@ from workflow_scripts.common.layout import (
     content_digests,
     converted_files,
     data_files,
+    figures_spec,
     file_path,
     generations_spec,
     haystack_files,
@@ -124,7 +125,15 @@ def renewed(path, spec):
     return []
 
 
-FIGURES = figures_of(config["scores"], config["tasks"], config["selectors"])
+FIGURES = figures_of(**figures_spec(config))
+
+
+def figure_tables(wildcards):
+    """Return the tables that the figures of a model are drawn from."""
+    tables = ["ablation", "heads", "pass_rates"]
+    if any(figure.kind == "dissociation" for figure in FIGURES):
+        tables.append("dissociation")
+    return {table: f"results/{wildcards.model}/{table}.parquet" for table in tables}
 
 
 # In the run's own process and before its first job. Snakemake keeps the last onstart only, so all stand here.

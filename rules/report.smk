@@ -33,9 +33,7 @@ rule count_passes:
 
 rule draw_figures:
     input:
-        ablation="results/{model}/ablation.parquet",
-        heads="results/{model}/heads.parquet",
-        pass_rates="results/{model}/pass_rates.parquet",
+        unpack(figure_tables),
     output:
         svg=[shown(figure) for figure in FIGURES],
         png=[f"results/{{model}}/figures/{figure.name}.png" for figure in FIGURES],
@@ -51,8 +49,7 @@ rule draw_figures:
         runtime=20,
     params:
         spec=canonical_json(
-            {table: sorted(config[table]) for table in ("scores", "selectors")}
-            | {"tasks": task_metrics(config)}
+            {"figures": figures_spec(config), "metrics": task_metrics(config)}
         ),
         code=code_of("report/draw_figures.py"),
     script:

@@ -83,7 +83,7 @@ def report_page(project: Path, folder: Path) -> Path:
         probes.append(
             changed(path, folder / f"{task}.parquet", text.alias("question"), text.alias("answer"))
         )
-    drawn = write_page.figures_of(settings["scores"], settings["tasks"], settings["selectors"])
+    drawn = write_page.figures_of(**write_page.figures_spec(settings))
     tables = ("ablation", "significance", "heads", "pass_rates", "selection")
     write_page.main(
         SimpleNamespace(
@@ -107,6 +107,8 @@ def _spec(project: Path) -> str:
 
     config = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
     config["models"]["tiny"]["source"]["folder"] = str(project / "data/models/tiny")
+    for row in config["tasks"].values():
+        row.setdefault("role", "control")
     return json.dumps(config)
 
 

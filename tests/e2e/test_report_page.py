@@ -232,6 +232,44 @@ def test_choosing_an_answer_token_or_a_head_recolours_the_trace(chromium, trace)
     assert logits(chromium, "#text-sum") != before[1]
 
 
+def test_the_strongest_source_tokens_are_those_of_the_table(chromium, project, trace):
+    open_page(chromium, trace)
+    tokens = table(project, "traces/kiasma.tokens")
+    best = json.loads(
+        chromium.execute_script(
+            "const d = JSON.parse(document.getElementById('data').textContent);"
+            "return JSON.stringify(d.top.map((h) => d.chosen[h]))"
+        )
+    )
+    chosen = tokens.join(
+        pl.DataFrame(best, schema={"layer": pl.Int32, "head": pl.Int32}, orient="row"),
+        on=["layer", "head"],
+    )
+    written = chosen.group_by("position").agg(pl.col("phi").sum(), pl.col("region").first())
+    expected = written.sort("phi", descending=True).head(8)
+    rows = [
+        [cell.text for cell in row.find_elements(By.TAG_NAME, "td")]
+        for row in chromium.find_elements(By.CSS_SELECTOR, "#sources tbody tr")
+    ]
+    assert len(rows) == 8
+    shown = [float(row[3].replace("\N{MINUS SIGN}", "-")) for row in rows]
+    assert shown == pytest.approx(expected["phi"].to_list(), rel=0.01, abs=2e-3)
+    # The landmark's token, whose value is the name, wrote most by far.
+    assert [rows[0][0], int(rows[0][1]), rows[0][2]] == [
+        "Kiasma",
+        expected["position"][0],
+        expected["region"][0],
+    ]
+
+
+def test_report_and_trace_link_to_each_other(chromium, page, trace):
+    open_page(chromium, page)
+    chromium.find_element(By.LINK_TEXT, "kiasma").click()
+    assert chromium.current_url == trace.as_uri()
+    chromium.find_element(By.LINK_TEXT, "tiny").click()
+    assert chromium.current_url == page.as_uri()
+
+
 def test_html_in_a_trace_shows_as_text(chromium, hostile_trace_page):
     open_page(chromium, hostile_trace_page)
     assert chromium.title != "broken in"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from workflow_scripts.ablation.compare import SCHEMA as SIGNIFICANCE
+from workflow_scripts.ablation.dissociate import SCHEMA as DISSOCIATION
 from workflow_scripts.ablation.tabulate import SCHEMA as ABLATION
 
 # Accuracy with its interval by condition: (selector, end, k, seed) -> value, low, high.
@@ -74,6 +75,41 @@ def significance_table(p_holm: dict[int, float | None]) -> pl.DataFrame:
         for k, p in p_holm.items()
     ]
     return pl.DataFrame(rows, schema=SIGNIFICANCE)
+
+
+# DS(k) of nonliteral against literal; at k = 3 the control's baseline is 0.
+DISSOCIATED = {
+    ("locos", "top", 1, None): (0.2, -0.1, 0.4),
+    ("locos", "top", 5, None): (0.6, 0.3, 0.8),
+    ("locos", "bottom", 1, None): (-0.3, -0.5, 0.1),
+    ("locos", "bottom", 5, None): (0.1, -0.2, 0.2),
+    ("listed", None, 3, None): (None, None, None),
+    ("random", None, 1, 42): (0.1, -0.1, 0.2),
+    ("random", None, 1, 43): (-0.1, -0.3, 0.2),
+    ("random", None, 5, 42): (0.2, 0.0, 0.4),
+    ("random", None, 5, 43): (0.4, 0.1, 0.5),
+}
+
+
+def dissociation_table() -> pl.DataFrame:
+    rows = [
+        {
+            "model": "m",
+            "target": "nonliteral",
+            "control": "literal",
+            "target_metric": "accuracy",
+            "control_metric": "accuracy",
+            "selector": selector,
+            "end": end,
+            "k": k,
+            "seed": seed,
+            "ds": ds,
+            "ci_low": low,
+            "ci_high": high,
+        }
+        for (selector, end, k, seed), (ds, low, high) in DISSOCIATED.items()
+    ]
+    return pl.DataFrame(rows, schema=DISSOCIATION)
 
 
 # Two layers of four heads, two heads a KV group: value by (layer, head).

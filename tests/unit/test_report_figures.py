@@ -11,10 +11,12 @@ import pytest
 from matplotlib.colors import to_hex
 from report_tables import (
     ALPHA,
+    DISSOCIATED,
     LITERAL,
     LOCOS,
     NONLITERAL,
     ablation_table,
+    dissociation_table,
     heads_table,
     pass_rates_table,
 )
@@ -26,9 +28,14 @@ from workflow_scripts.report.catalogue import figures_of
 from workflow_scripts.report.series import with_metrics
 
 METRICS = {"literal": "accuracy", "nonliteral": "accuracy"}
-ABLATION = with_metrics(ablation_table(), METRICS)
-TABLES = {"ablation": ABLATION, "heads": heads_table(), "pass_rates": pass_rates_table()}
-FIGURES = figures_of(["locos", "alpha_spatial"], ["literal", "nonliteral"], ["locos", "random"])
+TABLES = {
+    "ablation": with_metrics(ablation_table(), METRICS),
+    "dissociation": dissociation_table(),
+    "heads": heads_table(),
+    "pass_rates": pass_rates_table(),
+}
+ROLES = {"literal": "control", "nonliteral": "target"}
+FIGURES = figures_of(["locos", "alpha_spatial"], ROLES, ["locos", "random"])
 
 
 def picture(kind: str, subject: str | None = None, **tables: pl.DataFrame) -> Picture:
@@ -114,6 +121,30 @@ def test_a_loss_has_a_panel_of_its_own_and_no_place_beside_the_other_tasks():
     beside = picture("tasks", **tables).panels()[0]
     assert len(beside.points("curve-nonliteral-locos-top")) == 2
     assert "curve-literal-locos-top" not in beside.by_id
+
+
+@pytest.mark.parametrize("end", ["top", "bottom"])
+def test_a_dissociation_curve_shows_score_and_interval_beside_the_control_task(end):
+    scores, control = picture("dissociation", "literal").panels()
+    expected = np.array([DISSOCIATED["locos", end, k, None] for k in (1, 5)])
+    at = scores.points(f"curve-locos-{end}")
+    np.testing.assert_allclose(scores.read("y", at[:, 1]), expected[:, 0], atol=1e-4)
+    np.testing.assert_allclose(scores.read("x", at[:, 0], log=True), [1, 5], rtol=0.04)
+    ends = scores.points(f"interval-locos-{end}")[:, 1].reshape(2, 2)
+    np.testing.assert_allclose(np.sort(scores.read("y", ends)), expected[:, 1:], atol=1e-4)
+    accuracy = [condition(LITERAL, "locos", end, k)[0] for k in (1, 5)]
+    at = control.points(f"curve-locos-{end}")
+    np.testing.assert_allclose(control.read("y", at[:, 1]), accuracy, atol=1e-4)
+    baseline = control.read("y", control.points("baseline")[:, 1])
+    np.testing.assert_allclose(baseline, LITERAL["none", None, 0, None][0], atol=1e-4)
+
+
+def test_random_heads_dissociate_in_a_band_around_zero_and_undefined_scores_are_not_drawn():
+    scores, _ = picture("dissociation", "literal").panels()
+    at = scores.points("curve-random")
+    np.testing.assert_allclose(scores.read("y", at[:, 1]), [0.0, 0.3], atol=1e-4)
+    np.testing.assert_allclose(scores.read("y", scores.points("baseline")[:, 1]), 0, atol=1e-4)
+    assert "curve-listed" not in scores.by_id
 
 
 def expected_colour(value: float, limit: float) -> str:
@@ -236,7 +267,7 @@ def test_every_figure_has_axes_with_labels_a_caption_and_a_png(figure):
 
 
 def test_a_config_with_one_score_one_task_and_no_selector_still_has_its_figures():
-    names = {figure.name for figure in figures_of(["wu"], ["facts"], [])}
+    names = {figure.name for figure in figures_of(["wu"], {"facts": "target"}, [])}
     assert names == {"heatmap-wu", "layers", "distribution-wu", "kv_groups-wu", "pass_rates"}
 
 

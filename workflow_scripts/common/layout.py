@@ -514,6 +514,15 @@ def trace_spec(config: Config, model: str, trace: str) -> dict[str, Any]:
     }
 
 
+def figures_spec(config: Config) -> dict[str, Any]:
+    """Return what determines which figures a model has."""
+    return {
+        "scores": sorted(config["scores"]),
+        "roles": {task: row["role"] for task, row in config["tasks"].items()},
+        "selectors": sorted(config["selectors"]),
+    }
+
+
 def kv_tasks(config: Config) -> list[str]:
     """Return the tasks that a KV plan is checked on: those with a needle in a haystack, sorted."""
     datasets = {task: config["probes"][row["dataset"]] for task, row in config["tasks"].items()}

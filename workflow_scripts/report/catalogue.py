@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,19 +43,23 @@ class Figure:
 
 
 def figures_of(
-    scores: Iterable[str], tasks: Iterable[str], selectors: Iterable[str]
+    scores: Iterable[str], roles: Mapping[str, str], selectors: Iterable[str]
 ) -> list[Figure]:
     """Return the figures that a config's rows make, in the order of the page.
 
-    A figure is left out where there is nothing to compare or nothing was ablated.
+    `roles` holds the role of each task. A figure is left out where there is nothing to compare or
+    nothing was ablated.
     """
-    scores, tasks = sorted(scores), sorted(tasks)
+    scores, tasks = sorted(scores), sorted(roles)
     main = main_score(scores)
     others = [score for score in scores if score != main]
     ablated = tasks if any(True for _ in selectors) else []
     figures = [Figure("ablation", task, "Ablation", f"Ablation: {task}") for task in ablated]
     if len(ablated) > 1:
         figures.append(Figure("tasks", None, "Ablation", "The tasks against each other"))
+    if "target" in roles.values():
+        controls = [task for task in ablated if roles[task] == "control"]
+        figures += [Figure("dissociation", c, "Ablation", f"Dissociation: {c}") for c in controls]
     figures += [Figure("heatmap", score, "Heads", f"Every head: {score}") for score in scores]
     figures.append(Figure("layers", None, "Heads", "Layers of the best heads"))
     if others:

@@ -14,14 +14,11 @@ from workflow_scripts.report.series import with_metrics
 def main(snakemake: Any) -> None:
     """Write every figure of the catalogue, as SVG and as PNG."""
     spec = json.loads(snakemake.params.spec)
-    tables = {
-        kind: read_table(snakemake.input[kind], kind=kind)
-        for kind in ("ablation", "heads", "pass_rates")
-    }
+    tables = {kind: read_table(path, kind=kind) for kind, path in snakemake.input.items()}
     folder = Path(snakemake.output.svg[0]).parent
-    tables["ablation"] = with_metrics(tables["ablation"], spec["tasks"])
+    tables["ablation"] = with_metrics(tables["ablation"], spec["metrics"])
     with style():
-        for figure in figures_of(**spec):
+        for figure in figures_of(**spec["figures"]):
             drawn = draw(figure.kind, figure.subject, tables)
             for suffix in ("svg", "png"):
                 with atomic_path(folder / f"{figure.name}.{suffix}") as temporary:

@@ -101,6 +101,23 @@ def ablation(table: pl.DataFrame, task: str) -> Figure:
     return figure
 
 
+def dissociation(table: pl.DataFrame, metrics: pl.DataFrame, control: str) -> Figure:
+    """Draw DS(k) of every target task against a control task, and the control task's own metric."""
+    rows = table.filter(control=control)
+    targets = rows["target"].unique().sort().to_list()
+    metric = rows["control_metric"][0]
+    figure = Figure(figsize=(4.2 * (1 + len(targets)), 3.6))
+    *panels, last = figure.subplots(1, 1 + len(targets))
+    for axes, target in zip(panels, targets, strict=True):
+        draw_curves(axes, 0.0, series.dissociation_curves(table, target, control))
+        axes.set_ylabel(f"dissociation score, {target} less {control}")
+        axes.autoscale(axis="y")  # scores may lie below zero
+    draw_curves(last, *series.ablation_curves(metrics, control, metric))
+    last.set_ylabel(f"{control}: {METRICS[metric]}")
+    figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
 def draw_curves(axes: Axes, baseline: float, curves: Sequence[Curve]) -> None:
     """Draw curves with their intervals, random heads as a band, the baseline dashed."""
     axes.axhline(baseline, color="black", lw=1, ls="--", gid="baseline", label="nothing ablated")
@@ -132,7 +149,8 @@ def draw_curves(axes: Axes, baseline: float, curves: Sequence[Curve]) -> None:
         if curve.end not in (None, "top"):
             look["mfc"] = "white"
         _plot_intervals(axes, curve.k * shift, curve, curve.label, look)
-    _heads_axis(axes, sorted({int(k) for curve in curves for k in curve.k}))
+    if curves:
+        _heads_axis(axes, sorted({int(k) for curve in curves for k in curve.k}))
 
 
 def tasks(table: pl.DataFrame) -> Figure:
@@ -475,20 +493,23 @@ def draw(kind: str, subject: str | None, tables: Mapping[str, pl.DataFrame]) -> 
     kind, subject
         See `catalogue.Figure`.
     tables
-        The tables `ablation`, `heads` and `pass_rates` of a model.
+        The tables of a model, by kind.
     """
-    function, table = _KINDS[kind]
-    return function(tables[table]) if subject is None else function(tables[table], subject)
+    function, names = _KINDS[kind]
+    read = [tables[name] for name in names]
+    return function(*read) if subject is None else function(*read, subject)
 
 
-_KINDS: dict[str, tuple[Callable[..., Figure], str]] = {
-    "ablation": (ablation, "ablation"),
-    "tasks": (tasks, "ablation"),
-    "heatmap": (heatmap, "heads"),
-    "layers": (layers, "heads"),
-    "overlap": (overlap, "heads"),
-    "scatter": (scatter, "heads"),
-    "distribution": (distribution, "heads"),
-    "kv_groups": (kv_groups, "heads"),
-    "pass_rates": (pass_rates, "pass_rates"),
+_KINDS: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
+    "ablation": (ablation, ("ablation",)),
+    "tasks": (tasks, ("ablation",)),
+    "dissociation": (dissociation, ("dissociation", "ablation")),
+    "heatmap": (heatmap, ("heads",)),
+    "layers": (layers, ("heads",)),
+    "overlap": (overlap, ("heads",)),
+    "scatter": (scatter, ("heads",)),
+    "distribution": (distribution, ("heads",)),
+    "kv_groups": (kv_groups, ("heads",)),
+    "pass_rates": (pass_rates, ("pass_rates",)),
 }
+"""Kind -> the function that draws it, and the tables that it takes."""

@@ -82,8 +82,24 @@ def ablation_curves(table: pl.DataFrame, task: str, metric: str) -> tuple[float,
     """
     rows = table.filter(pl.col("task") == task, pl.col("metric") == metric)
     baseline = float(rows["baseline"][0])
+    return baseline, _curves(rows.filter(pl.col("selector") != "none"))
+
+
+def dissociation_curves(table: pl.DataFrame, target: str, control: str) -> list[Curve]:
+    """Return DS(k) of a target and a control task, a curve for every selector and end.
+
+    Parameters
+    ----------
+    table
+        The dissociation table; rows where DS(k) is undefined are left out.
+    """
+    rows = table.filter(target=target, control=control).drop_nulls("ds")
+    return _curves(rows.rename({"ds": "value"}))
+
+
+def _curves(ablated: pl.DataFrame) -> list[Curve]:
+    """Return a curve of the column value for every selector and end, random heads last."""
     curves = []
-    ablated = rows.filter(pl.col("selector") != "none")
     for (selector, end), group in ablated.group_by("selector", "end", maintain_order=True):
         drawn = group["seed"].is_not_null().any()
         low, high = (
@@ -111,7 +127,7 @@ def ablation_curves(table: pl.DataFrame, task: str, metric: str) -> tuple[float,
                 random=drawn,
             )
         )
-    return baseline, sorted(curves, key=lambda curve: curve.random)
+    return sorted(curves, key=lambda curve: curve.random)
 
 
 def head_grid(heads: pl.DataFrame, score: str, column: str = "value") -> Floats:

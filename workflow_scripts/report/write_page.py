@@ -9,7 +9,7 @@ import polars as pl
 from workflow_scripts.ablation.metrics import LOSS
 from workflow_scripts.ablation.selection import read_selection
 from workflow_scripts.common.artifacts import atomic_path, read_provenance, read_table
-from workflow_scripts.common.layout import model_spec, task_metric
+from workflow_scripts.common.layout import figures_spec, model_spec, task_metric
 from workflow_scripts.common.script import run_script
 from workflow_scripts.report.catalogue import figures_of
 from workflow_scripts.report.examples import examples
@@ -55,11 +55,12 @@ def main(snakemake: Any) -> None:
         n_heads=heads["head"].max() + 1,  # type: ignore[operator]
         tables=results,
         asked=asked,
+        traces=sorted(spec["traces"]),
         how=[f"{mode} at {site}" for mode, site in how.iter_rows()],
         counts=provenance["counts"],
         data=head_data(heads),
         figures=figure_data(
-            figures_of(spec["scores"], spec["tasks"], spec["selectors"]),
+            figures_of(**figures_spec(spec)),
             [Path(path).read_bytes() for path in snakemake.input.figures],
         ),
         settings=settings_text(spec),
