@@ -68,6 +68,7 @@ rule write_page:
         probes=lambda wildcards: ancient(
             [task_probes(wildcards.model, task) for task in sorted(config["tasks"])]
         ),
+        kv_check=(["results/{model}/kv_check.parquet"] if "kv_plan" in config else []),
         citation="CITATION.cff",
     output:
         report(

@@ -25,7 +25,7 @@ class Inputs(SimpleNamespace):
 
 
 def add_trace(project: Project) -> None:
-    """Add a document, in the words of the planted model, and the trace of its answer to the config."""
+    """Add a document, in the words of the planted model, the trace of its answer, and a KV plan."""
     filler = (project.folder / "data/models/tiny/haystacks/filler_0.txt").read_text(
         encoding="utf-8"
     )
@@ -49,6 +49,7 @@ def add_trace(project: Project) -> None:
             "max_new_tokens": 4,
         }
         config["traces"] = {"kiasma": {"dataset": "documents", "probe": "kiasma"}}
+        config["kv_plan"] = {"score": "locos", "context_length": 1000, "kept_tokens": 512}
         config["retrieval"] = {
             "score": "locos",
             "k": 3,
@@ -92,6 +93,7 @@ def report_page(project: Path, folder: Path) -> Path:
                 figures=[results / f"figures/{figure.name}.svg" for figure in drawn],
                 generations=generations,
                 probes=probes,
+                kv_check=[results / "kv_check.parquet"],
                 citation=project / "CITATION.cff",
             ),
             params=SimpleNamespace(spec=json.dumps(settings)),

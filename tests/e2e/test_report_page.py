@@ -78,6 +78,20 @@ def test_the_headline_numbers_are_those_of_the_ablation_table(chromium, project,
                 assert cell.text.startswith(f"{expected:.2f}")
 
 
+def test_the_kv_plan_on_the_page_is_that_of_its_table(chromium, project, page):
+    open_page(chromium, page)
+    shown = chromium.find_elements(By.CSS_SELECTOR, "table.kv[data-task=nonliteral] tbody tr")
+    expected = table(project, "kv_check").filter(task="nonliteral").to_dicts()
+    assert len(shown) == len(expected) == 3
+    for line, row in zip(shown, expected, strict=True):
+        values = line.find_elements(By.CSS_SELECTOR, "[data-value]")
+        names = ("compressed", "worst", "best", "difference")
+        assert [float(v.get_attribute("data-value")) for v in values] == [row[n] for n in names]
+        assert f"{row['budget']} % ({row['n_kept']} of 16 groups)" in line.text
+        # 16 groups of 2 x 32 x 4 bytes a token, at 1000 tokens.
+        assert f"{row['n_compressed'] * 256 * 488 / 2**20:.1f} MiB of 3.9 MiB" in line.text
+
+
 def test_pointing_at_a_head_shows_its_layer_group_values_intervals_and_ranks(
     chromium, project, page
 ):

@@ -29,6 +29,7 @@ def render(template: str, *, folder: Path = TEMPLATES, **values: Any) -> str:
     )
     environment.filters["words"] = lambda name: name.replace("_", " ")
     environment.filters["share"] = "{:.2f}".format
+    environment.filters["mib"] = lambda value: f"{value / 2**20:,.1f} MiB"
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
     return environment.get_template(template).render(values)
 

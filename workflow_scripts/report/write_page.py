@@ -56,6 +56,12 @@ def main(snakemake: Any) -> None:
         tables=results,
         asked=asked,
         traces=sorted(spec["traces"]),
+        kv_plan=spec.get("kv_plan"),
+        kv_checks=[
+            row
+            for path in snakemake.input.kv_check
+            for row in read_table(path, kind="kv_check").to_dicts()
+        ],
         how=[f"{mode} at {site}" for mode, site in how.iter_rows()],
         counts=provenance["counts"],
         data=head_data(heads),
