@@ -29,19 +29,22 @@ class Ratio:
         return f"| {self.name} | {spread} | {times} | {self.target} |"
 
 
+def seconds_of(function: Callable[[], object]) -> float:
+    """Return the wall time of a call."""
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
 def in_turns(
     name: str, ours: Callable[[], object], theirs: Callable[[], object], *, turns: int, target: str
 ) -> Ratio:
-    """Time two functions in turns, each once before to warm up.
+    """Time two functions in turns, so that what else the machine does falls on both alike.
 
-    What else the machine does then falls on both alike.
+    Both should have run before.
     """
-    ours()
-    theirs()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(turns):
         for kept, function in zip(times, (ours, theirs), strict=True):
-            started = time.perf_counter()
-            function()
-            kept.append(time.perf_counter() - started)
+            kept.append(seconds_of(function))
     return Ratio(name, *times, target)
