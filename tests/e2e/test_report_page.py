@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import zipfile
 from pathlib import Path
 
 import polars as pl
@@ -320,7 +322,29 @@ def test_the_dark_scheme_is_dark_with_light_text(chromium, page):
         assert (brightness("color") > 180) is dark
 
 
-def test_snakemakes_own_report_holds_figures_and_tables_with_captions(project):
+def test_snakemakes_own_report_holds_figures_and_tables_with_captions_and_categories(project):
     run = project.run("--report", "report.zip", "results/tiny/report.html")
     assert run.code == 0, run.text
-    assert (project.folder / "report.zip").stat().st_size > 100_000
+    with zipfile.ZipFile(project.folder / "report.zip") as archive:
+        text = archive.read("report/report.html").decode()
+        packed = {Path(name).name for name in archive.namelist()}
+    categories = json.loads(re.search(r"categories = (\{.*?\}\});", text)[1])
+    for name, category, title, caption in (
+        ("heatmap-locos.svg", "Heads", "Every head: locos", "The score of every query head."),
+        ("ablation-nonliteral.svg", "Ablation", "Ablation: nonliteral", None),
+        ("pass_rates.svg", "Probes", None, None),
+        ("heads.parquet", "Heads", None, None),
+        ("ablation.parquet", "Ablation", None, None),
+        ("report.html", "Report", None, None),
+    ):
+        assert name in packed
+        paths = [path for group in categories[category].values() for path in group]
+        assert name in {Path(path).name for path in paths}
+        found = re.search(
+            rf'"filename": "{name}", "labels": (\{{.*?\}}), .*?"caption": "<p>(.*?)</p>', text
+        )
+        labels = json.loads(found[1])
+        assert labels["model"] == "tiny"
+        assert title in (None, labels["figure"])
+        assert len(found[2]) > 40
+        assert caption is None or found[2].startswith(caption)

@@ -21,7 +21,7 @@ from report_tables import (
     pass_rates_table,
 )
 from scipy.stats import binomtest, rankdata
-from svg_reader import Picture, text_of
+from svg_reader import Picture, path_points, text_of
 
 from workflow_scripts.report import plots
 from workflow_scripts.report.catalogue import figures_of
@@ -281,3 +281,18 @@ def test_models_stand_side_by_side_each_with_its_own_curve():
         at = axes.points("curve-locos-top")[:, 1]
         # Panels share an axis, whose numbers stand at the first.
         np.testing.assert_allclose(panels[0].read("y", at), np.array([0.5, 0.1]) * scale, atol=1e-4)
+
+
+def test_each_model_has_the_depths_of_its_best_heads():
+    deep = heads_table("b").with_columns(layer=4 * pl.col("layer"))
+    with plots.style():
+        drawn = plots.svg(plots.models_layers(pl.concat([heads_table("a"), deep]), "locos"))
+    (axes,) = Picture(drawn).panels()
+    for model, factor in (("a", 1), ("b", 4)):
+        best = deep if factor == 4 else heads_table("a")
+        rows = best.filter(pl.col("score") == "locos", pl.col("rank") <= 10)
+        last = best["layer"].max()
+        expected = sorted({layer / last for layer in rows["layer"]})
+        circles = [path_points(path)[:, 0] for path in axes.paths(f"layers-{model}")]
+        middles = [(x.min() + x.max()) / 2 for x in circles]
+        np.testing.assert_allclose(np.sort(axes.read("x", middles)), expected, atol=1e-3)
