@@ -380,9 +380,7 @@ def shard_growth(path: Path) -> list[str]:
 def print_shard_growth(path: str, count: int) -> None:
     """Score the same shard some times over; print seconds and the process's peak memory in MiB."""
     settings = parse_score("locos", {"dataset": "benchmark", "formula": FORMULAS["locos"]})
-    started = time.perf_counter()
-    score_shards([path] * count, settings)
-    seconds = time.perf_counter() - started
+    seconds = seconds_of(lambda: score_shards([path] * count, settings))
     print(seconds, own_peak())
 
 

@@ -265,13 +265,18 @@ def task_probes(model, task):
     return probes_path(model, config["tasks"][task]["dataset"])
 
 
-def selection_of(model):
-    """Return the selection of heads; known once it is made."""
+def selected_by(checkpoint, model):
+    """Return the selection of heads that a checkpoint writes; known once it is made."""
     from workflow_scripts.ablation.selection import read_selection
 
     # open: fetches it where results are kept in a bucket.
-    with checkpoints.select_heads.get(model=model).output[0].open("rb") as file:
+    with checkpoint.get(model=model).output[0].open("rb") as file:
         return read_selection(file.name)
+
+
+def selection_of(model):
+    """Return the selection of the config's selectors."""
+    return selected_by(checkpoints.select_heads, model)
 
 
 def generations_files(model):
@@ -346,10 +351,8 @@ def kv_score(model):
 
 def kv_blinded(model):
     """Return the generations with KV groups blind to the needle; known once they are chosen."""
-    from workflow_scripts.ablation.selection import read_selection
-
-    with checkpoints.select_groups.get(model=model).output[0].open("rb") as file:
-        keys = read_selection(file.name).select("task", "key").unique().sort("task")
+    selection = selected_by(checkpoints.select_groups, model)
+    keys = selection.select("task", "key").unique().sort("task")
     return [
         stored(f"{model}/kv_generations/{task}/{key}.parquet")[0]
         for task, key in keys.iter_rows()

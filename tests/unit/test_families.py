@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from tiny_models import COMMON, FAMILIES, WINDOW, random_ids, random_model, tokenizer
+from tiny_models import (
+    COMMON,
+    FAMILIES,
+    NEEDLE,
+    WINDOW,
+    capture_of,
+    random_ids,
+    random_model,
+    tokenizer,
+)
 from torch import Tensor
 
-from workflow_scripts.activations.score_block import Answer, Capture, score_block
 from workflow_scripts.common import attention, decoding
 from workflow_scripts.common.architecture import REFUSED, refuse_unknown_family
 from workflow_scripts.common.decoding import Conditions, PrefixRunner
@@ -25,7 +33,6 @@ WINDOWED = {"gemma2": [0], "gemma3_text": [0], "gemma3": [0], "olmo3": [0], "gpt
 WINDOWED |= {"mistral": [0, 1], "phi3": [0, 1]}
 POST_NORM = ["gemma2", "gemma3_text", "gemma3", "olmo2", "olmo3"]
 LAYER_NORM = ["gpt2", "gpt_neox"]
-NEEDLE = (2, 5)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -45,26 +52,6 @@ def eager(lm: LanguageModel) -> Iterator[None]:
         yield
     finally:
         lm.model.set_attn_implementation("locos")
-
-
-@torch.inference_mode()
-def capture_of(
-    lm: LanguageModel,
-    prompt: list[int],
-    generated: list[int],
-    directions: list[str],
-    needle: tuple[int, int] = NEEDLE,
-) -> Capture:
-    """Read the rows of some generated ids, every one an answer step."""
-    runner = PrefixRunner(lm, Conditions.unchanged())
-    cache, _ = runner.prefill([prompt], [0], 0)
-    cache.crop(-8)
-    regions = np.full(len(prompt), REGIONS.index("template"))
-    regions[slice(*needle)] = REGIONS.index("needle")
-    steps = list(range(len(generated)))
-    answer = Answer(prompt, generated, steps, regions, needle)
-    (capture,) = score_block(lm, cache, [answer], directions)
-    return capture
 
 
 @torch.inference_mode()

@@ -10,17 +10,15 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from played_gpus import PlayedGpus, place, place_of
-from tiny_models import random_ids, random_model
+from tiny_models import capture_of, random_ids, random_model
 from torch import nn
 
 from workflow_scripts.ablation.calibration import calibrate, read_means
 from workflow_scripts.ablation.generation import generate
 from workflow_scripts.ablation.interventions import Intervention
-from workflow_scripts.activations.score_block import Answer, score_block
 from workflow_scripts.common.architecture import final_norm
 from workflow_scripts.common.decoding import Conditions, PrefixRunner
 from workflow_scripts.common.models import LanguageModel, wrap_model
-from workflow_scripts.common.shards import REGIONS
 from workflow_scripts.patching.patch_heads import Pair, patch_heads
 
 GPUS = [torch.device("cuda:0"), torch.device("cuda:1")]
@@ -50,16 +48,9 @@ def spread(lm: LanguageModel) -> None:
     add_hook_to_module(lm.model, AlignDevicesHook(execution_device=first, io_same_device=True))
 
 
-@torch.inference_mode()
 def captured(lm: LanguageModel) -> dict[str, Any]:
     lm.lens = LENS
-    prompt, generated = random_ids(40, 3), random_ids(3, 4)
-    cache, _ = PrefixRunner(lm, Conditions.unchanged()).prefill([prompt], [0], 0)
-    cache.crop(-8)
-    regions = np.full(len(prompt), REGIONS.index("template"))
-    regions[2:5] = REGIONS.index("needle")
-    answer = Answer(prompt, generated, [0, 2], regions, (2, 5))
-    (capture,) = score_block(lm, cache, [answer], DIRECTIONS)
+    capture = capture_of(lm, random_ids(40, 3), random_ids(3, 4), DIRECTIONS)
     return capture.dense | capture.by_region | capture.peak | {"argmax": capture.argmax}
 
 

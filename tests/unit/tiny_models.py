@@ -6,15 +6,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as tf
 from transformers import AutoTokenizer
 
+from workflow_scripts.activations.score_block import Answer, Capture, score_block
+from workflow_scripts.common.decoding import Conditions, PrefixRunner
 from workflow_scripts.common.models import LanguageModel, wrap_model
+from workflow_scripts.common.shards import REGIONS
 
 VOCABULARY = 202
 WINDOW = 16
 """Sliding window of the families that have one."""
+NEEDLE = (2, 5)
+"""Where the needle of a capture lies."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -119,3 +125,23 @@ def random_ids(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     drawn: list[int] = torch.randint(3, 200, (count,), generator=generator).tolist()
     return drawn
+
+
+@torch.inference_mode()
+def capture_of(
+    lm: LanguageModel,
+    prompt: list[int],
+    generated: list[int],
+    directions: list[str],
+    needle: tuple[int, int] = NEEDLE,
+) -> Capture:
+    """Read the rows of some generated ids, every one an answer step."""
+    runner = PrefixRunner(lm, Conditions.unchanged())
+    cache, _ = runner.prefill([prompt], [0], 0)
+    cache.crop(-8)
+    regions = np.full(len(prompt), REGIONS.index("template"))
+    regions[slice(*needle)] = REGIONS.index("needle")
+    steps = list(range(len(generated)))
+    answer = Answer(prompt, generated, steps, regions, needle)
+    (capture,) = score_block(lm, cache, [answer], directions)
+    return capture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "results/tiny/ablation.parquet"
+DEADLINE_S = 600
+_SAID = "said.txt"
 
 # A job's heading in Snakemake's list, its lines, and the empty line that ends it.
 _JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):\n((?:    .+\n)+)", re.MULTILINE)
@@ -61,6 +65,41 @@ class Project:
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+
+    @contextmanager
+    def started(
+        self, command: Sequence[str], *, env: dict[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a command in the folder; when the block ends, wait for its end. See `said`.
+
+        It has a process group of its own, of which nothing outlives the block.
+        """
+        with (self.folder / _SAID).open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=environment() if env is None else env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield process
+            process.wait(DEADLINE_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def said(self) -> str:
+        """Return what the command that was last started said."""
+        return (self.folder / _SAID).read_text(encoding="utf-8")
+
+    def lose(self, pattern: str) -> Path:
+        """Delete one artifact of the planted model's store and return where it was."""
+        artifact = next((self.folder / "results/store/tiny").glob(pattern))
+        artifact.unlink()
+        return artifact
 
     def run(self, *arguments: str, env: dict[str, str] | None = None) -> Run:
         """Run Snakemake to its end."""

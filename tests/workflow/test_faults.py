@@ -8,14 +8,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from snakemake_project import TARGET, Project, copied_project, environment, with_fewer_answers
+from snakemake_project import DEADLINE_S, TARGET, Project, copied_project, with_fewer_answers
 from test_reruns import NOTHING
 
-DEADLINE_S = 600
 HEADS = "results/tiny/heads.parquet"
 # Which signal ends the first worker of each script.
 KILLS = {
@@ -28,25 +27,6 @@ KILLS = {
     "generate": signal.SIGTERM,
     "tabulate": signal.SIGKILL,
 }
-
-
-@contextmanager
-def started(project: Project, target: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a run and wait for its end when the block ends; what it says goes to said.txt."""
-    with (project.folder / "said.txt").open("wb") as output:
-        process = subprocess.Popen(
-            project.command(target),
-            cwd=project.folder,
-            env=environment(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield process
-        process.wait(DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def workers(process: subprocess.Popen[bytes]) -> Iterator[tuple[str, int]]:
@@ -88,9 +68,9 @@ def test_workers_killed_at_every_stage_lose_only_their_own_work(fewer_answers, t
     left = set(KILLS)
     while left:
         before = store_times(project)
-        with started(project, TARGET) as process:
+        with project.started(project.command(TARGET)) as process:
             killed = killed_workers(process, left)
-        assert process.returncode == 1 and killed, (project.folder / "said.txt").read_text()
+        assert process.returncode == 1 and killed, project.said()
         left -= killed
         assert before.items() <= store_times(project).items()
     project.make()
@@ -108,15 +88,15 @@ def assert_heads_are_those_of(finished: Project, project: Project) -> None:
 
 
 def test_a_second_run_in_the_same_folder_is_refused_and_the_first_completes(finished, clone):
-    next((clone.folder / "results/store/tiny/activations").rglob("*.zarr.zip")).unlink()
-    with started(clone, HEADS) as first:
+    clone.lose("activations/*/*/*.zarr.zip")
+    with clone.started(clone.command(HEADS)) as first:
         while not list(workers(first)):
             assert first.poll() is None
             time.sleep(0.01)
         second = clone.run(HEADS)
         assert second.code == 1
         assert "LockException" in second.text and "--unlock" in second.text
-    assert first.returncode == 0, (clone.folder / "said.txt").read_text()
+    assert first.returncode == 0, clone.said()
     assert_heads_are_those_of(finished[0], clone)
 
 
@@ -163,7 +143,7 @@ def test_a_corrupt_file_is_named_and_once_deleted_made_again(finished, clone):
 
 
 def test_a_capture_without_memory_says_so_and_with_enough_it_completes(finished, clone):
-    next((clone.folder / "results/store/tiny/activations").rglob("*.zarr.zip")).unlink()
+    clone.lose("activations/*/*/*.zarr.zip")
     code = "workflow_scripts/activations/capture_probes.py"
     prefill = "    cache, logits = prefill_batch(runner, prompts, batch)\n"
     # No machine has an exbibyte, so torch's allocator fails as it does on a small one.

@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from snakemake_project import TARGET, Project, environment
+from snakemake_project import TARGET, Project
 
 DEADLINE_S = 90
 
 
 def kill_when(project: Project, happens: Callable[[], bool]) -> None:
     """Start the main target and kill all its processes at once when something happens."""
-    with (project.folder / "killed.txt").open("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            project.command(TARGET),
-            cwd=project.folder,
-            env=environment(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    with project.started(project.command(TARGET)) as process:
         deadline = time.monotonic() + DEADLINE_S
-        try:
-            while not happens():
-                assert process.poll() is None, output.read() or "ended before it could be killed"
-                assert time.monotonic() < deadline, "never came to the point of the kill"
-                time.sleep(0.002)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def lost(project: Project, pattern: str) -> Path:
-    """Delete one artifact of the store and return where it was."""
-    artifact = next((project.folder / "results/store/tiny").glob(pattern))
-    artifact.unlink()
-    return artifact
+        while not happens():
+            assert process.poll() is None, project.said() or "ended before it could be killed"
+            assert time.monotonic() < deadline, "never came to the point of the kill"
+            time.sleep(0.002)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def log_says(project: Project, rule: str, words: str) -> bool:
@@ -58,7 +38,7 @@ def complete(project: Project) -> None:
 
 @pytest.mark.parametrize("moment", ["running the model", "writing the shard"])
 def test_a_killed_capture_leaves_no_shard_and_is_made_again(finished, clone, moment):
-    shard = lost(clone, "activations/nolima/*/000-of-002.zarr.zip")
+    shard = clone.lose("activations/nolima/*/000-of-002.zarr.zip")
 
     def at_the_moment() -> bool:
         if moment == "running the model":
@@ -72,7 +52,7 @@ def test_a_killed_capture_leaves_no_shard_and_is_made_again(finished, clone, mom
 
 
 def test_a_killed_generation_leaves_no_file_and_is_made_again(finished, clone):
-    table = lost(clone, "generations/nonliteral/*.parquet")
+    table = clone.lose("generations/nonliteral/*.parquet")
     kill_when(clone, lambda: log_says(clone, "generate", "conditions x"))
     assert not table.exists()
     complete(clone)

@@ -10,9 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 from slurm_cluster import Cluster, running_cluster
-from snakemake_project import TARGET, Project, copied_project, environment, with_fewer_answers
+from snakemake_project import (
+    DEADLINE_S,
+    TARGET,
+    Project,
+    copied_project,
+    environment,
+    with_fewer_answers,
+)
 
-DEADLINE_S = 600
 # The test's cluster keeps no accounts. The plugin looks 5, 20 and 45 s after it sent a job; most end within 20.
 QUICK = (
     "--slurm-status-command squeue --slurm-no-account --slurm-init-seconds-before-status-checks 5 "
@@ -33,22 +39,10 @@ def started(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run Snakemake with the profile for Slurm; when the block ends, wait until it has ended well."""
     command = [sys.executable, "-m", "snakemake", "--workflow-profile", "profiles/slurm"]
-    log = project.folder / "slurm.txt"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, *QUICK, *arguments],
-            cwd=project.folder,
-            env=environment() | cluster.environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
+    environ = environment() | cluster.environment
+    with project.started([*command, *QUICK, *arguments], env=environ) as process:
         yield process
-        process.wait(DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, log.read_text()
+    assert process.returncode == 0, project.said()
 
 
 def captures(jobs: list[dict[str, str]]) -> list[dict[str, str]]:

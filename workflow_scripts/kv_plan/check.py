@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 from workflow_scripts.ablation.selection import HeadSet, sort_heads
 from workflow_scripts.ablation.statistics import bootstrap_interval, paired_difference
 from workflow_scripts.ablation.tabulate import Answers, check_condition
-from workflow_scripts.kv_plan.plan import (
-    compared_groups,
-    compared_heads,
-    compressed_heads,
-    rank_groups,
-    totals,
-)
+from workflow_scripts.kv_plan.plan import blinded_by, compared_groups, totals
 
 SCHEMA: dict[str, Any] = {
     "model": pl.String,
@@ -73,7 +67,7 @@ def check_table(
     metrics
         By task, the metric that it is judged by.
     seed
-        Of the bootstrap, and of equal groups.
+        Of the bootstrap.
 
     Returns
     -------
@@ -89,18 +83,15 @@ def check_table(
     UserError
         If a file lacks a condition, or was answered over other probes than the intact run.
     """
-    ranked = rank_groups(scores, seed)
-    about = {name: ranked[name][0] for name in ("model", "score")}
+    about = {name: plan[name][0] for name in ("model", "score")}
     rows = []
     for task, metric in sorted(metrics.items()):
         intact = unablated[task]
         for budget in plan["budget"].unique().sort():
+            ranked = plan.filter(budget=budget)
             compressed, worst, best = (
                 _values(condition, answers[task], intact, metric)
-                for condition in (
-                    compressed_heads(scores, ranked, budget),
-                    *compared_heads(scores, ranked, budget),
-                )
+                for condition in blinded_by(scores, ranked, budget)
             )
             difference = paired_difference(best, worst, seed)
             rows.append(

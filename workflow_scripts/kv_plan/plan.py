@@ -68,18 +68,20 @@ def heads_of(scores: pl.DataFrame, groups: pl.DataFrame) -> tuple[str, ...]:
     return tuple(f"{layer}-{head}" for layer, head in rows.select("layer", "head").iter_rows())
 
 
-def compressed_heads(scores: pl.DataFrame, ranked: pl.DataFrame, budget: int) -> HeadSet:
-    """Return the condition in which all groups that a budget compresses lose the needle."""
-    return _blinded(scores, ranked, "bottom", ranked.height - kept_groups(budget, ranked.height))
-
-
-def compared_heads(
+def blinded_by(
     scores: pl.DataFrame, ranked: pl.DataFrame, budget: int
-) -> tuple[HeadSet, HeadSet]:
-    """Return the conditions in which as many of the worst, and of the best, groups lose the needle."""
-    count = compared_groups(budget, ranked.height)
-    worst, best = (_blinded(scores, ranked, end, count) for end in ("bottom", "top"))
-    return worst, best
+) -> tuple[HeadSet, HeadSet, HeadSet]:
+    """Return the conditions of a budget: which groups lose the needle.
+
+    All that it compresses; of the groups that are compared, the worst; and as many of the best.
+    """
+    compressed = ranked.height - kept_groups(budget, ranked.height)
+    compared = compared_groups(budget, ranked.height)
+    return (
+        _blinded(scores, ranked, "bottom", compressed),
+        _blinded(scores, ranked, "bottom", compared),
+        _blinded(scores, ranked, "top", compared),
+    )
 
 
 def _blinded(scores: pl.DataFrame, ranked: pl.DataFrame, end: str, count: int) -> HeadSet:
@@ -93,12 +95,7 @@ def conditions(scores: pl.DataFrame, seed: int, budgets: Sequence[int]) -> list[
     """Return the conditions that the check of some budgets needs, each once."""
     ranked = rank_groups(scores, seed)
     needed = [
-        condition
-        for budget in sorted(budgets)
-        for condition in (
-            compressed_heads(scores, ranked, budget),
-            *compared_heads(scores, ranked, budget),
-        )
+        condition for budget in sorted(budgets) for condition in blinded_by(scores, ranked, budget)
     ]
     return list(dict.fromkeys(needed))
 
