@@ -25,6 +25,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from workflow_scripts.common.artifacts import read_table
 from workflow_scripts.common.errors import UserError
+from workflow_scripts.patching.patch import choose_pairs
 from workflow_scripts.probes import tokenize_probes
 from workflow_scripts.probes.build import SCHEMA, build_probes
 from workflow_scripts.probes.prompts import Encoder, chat_wrapper
@@ -400,7 +401,7 @@ def test_a_removed_needle_leaves_a_row_of_the_same_name_length_question_and_span
         assert HAYSTACKS[row["haystack_id"]].startswith(text)
 
 
-def test_gold_answers_are_forced_as_the_tokens_that_go_on_from_the_prompt(
+def test_gold_answers_are_forced_and_patched_as_the_tokens_that_go_on_from_the_prompt(
     files: Any, with_template: Any
 ) -> None:
     tokenizer = byte_level()
@@ -412,6 +413,10 @@ def test_gold_answers_are_forced_as_the_tokens_that_go_on_from_the_prompt(
             wanted = tokenizer.encode(space + probe["answer"], add_special_tokens=False)
             assert probe["forced_ids"] == wanted
             assert probe["max_new_tokens"] == len(wanted)
+        pairs = dict(choose_pairs(Encoder(tokenizer, "x"), probes, "filler", 2, 0))
+        assert len(pairs) == 2
+        forced = dict(probes.select("probe_id", "forced_ids").iter_rows())
+        assert {name: pair.answer for name, pair in pairs.items()} == {n: forced[n] for n in pairs}
 
 
 def test_niah_real_needle_span_decodes_to_its_part_of_the_needle(

@@ -18,7 +18,7 @@ CAPTURE_VERSION = 3
 CALIBRATION_VERSION = 1
 """How the calibration means are taken."""
 
-PATCHING_VERSION = 1
+PATCHING_VERSION = 2
 """How prompts are corrupted and heads patched."""
 
 ABLATION_VERSION = 2

@@ -10,7 +10,7 @@ CORRUPTIONS = ("filler", "character")
 
 
 def corrupt(
-    probe: dict[str, Any], corruption: str, encode: Callable[[str], list[int]]
+    probe: dict[str, Any], corruption: str, encode: Callable[[str], Sequence[int]]
 ) -> list[int] | None:
     """Return the corrupt prompt of a probe; None where the corruption cannot be made.
 
@@ -49,7 +49,10 @@ def _filler(ids: list[int], probe: dict[str, Any], length: int) -> list[int]:
 
 
 def _other_character(
-    needle: list[int], answer: str, others: Sequence[str], encode: Callable[[str], list[int]]
+    needle: list[int],
+    answer: str,
+    others: Sequence[str],
+    encode: Callable[[str], Sequence[int]],
 ) -> list[int] | None:
     """Return the needle with the first other character whose name has as many tokens."""
     for prefix in (" ", ""):

@@ -11,14 +11,16 @@ from tqdm import tqdm
 from workflow_scripts.common.artifacts import read_table, write_table
 from workflow_scripts.common.decoding import Conditions, PrefixRunner
 from workflow_scripts.common.errors import UserError
-from workflow_scripts.common.models import LanguageModel, model_of_rule
+from workflow_scripts.common.models import model_of_rule
 from workflow_scripts.common.script import log, run_script
 from workflow_scripts.patching.corruption import corrupt
 from workflow_scripts.patching.patch_heads import Effects, Pair, patch_heads
+from workflow_scripts.probes.compose import answer_ids
+from workflow_scripts.probes.prompts import Encoder
 
 
 def choose_pairs(
-    lm: LanguageModel, probes: pl.DataFrame, corruption: str, count: int, seed: int
+    encoder: Encoder, probes: pl.DataFrame, corruption: str, count: int, seed: int
 ) -> list[tuple[str, Pair]]:
     """Return a seeded sample of probes with their corrupt twins, in the order of the table.
 
@@ -27,18 +29,15 @@ def choose_pairs(
     UserError
         If the corruption can be made for no probe.
     """
-
-    def encode(text: str) -> list[int]:
-        return list(lm.tokenizer.encode(text, add_special_tokens=False))
-
     pairs: list[tuple[int, str, Pair]] = []
     for index in np.random.default_rng(seed).permutation(probes.height):
         if len(pairs) == count:
             break
         probe = probes.row(int(index), named=True)
-        twin = corrupt(probe, corruption, encode)
+        twin = corrupt(probe, corruption, encoder.encode)
         if twin is not None:
-            pair = Pair(probe["input_ids"], twin, probe["needle_start"], encode(probe["answer"]))
+            answer = answer_ids(encoder, probe["input_ids"][-1], probe["answer"])
+            pair = Pair(probe["input_ids"], twin, probe["needle_start"], list(answer))
             pairs.append((int(index), probe["probe_id"], pair))
     if not pairs:
         raise UserError(
@@ -69,7 +68,8 @@ def main(snakemake: Any) -> None:
     spec = json.loads(snakemake.params.spec)
     probes = read_table(snakemake.input.probes, kind="probes", spec=spec["probes"])
     lm = model_of_rule(snakemake)
-    pairs = choose_pairs(lm, probes, spec["corruption"], spec["count"], spec["seed"])
+    encoder = Encoder(lm.tokenizer, snakemake.wildcards.model)
+    pairs = choose_pairs(encoder, probes, spec["corruption"], spec["count"], spec["seed"])
     log.info("patching %d heads on %d probes", len(lm.layers) * lm.n_heads, len(pairs))
     runner = PrefixRunner(lm, Conditions.unchanged())
     batch_tokens = snakemake.config["models"][snakemake.wildcards.model]["batch_tokens"]

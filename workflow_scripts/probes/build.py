@@ -140,7 +140,7 @@ def build_probes(
     for cell, answer, prompt in zip(cells, answers, prompts, strict=True):
         record = _record(cell, answer, prompt) | shared
         if row.get("answer") == "gold":
-            forced = list(answer_ids(encoder, prompt.input_ids, answer))
+            forced = list(answer_ids(encoder, int(prompt.input_ids[-1]), answer))
             record |= {"forced_ids": forced, "max_new_tokens": len(forced)}
         rows.append(record)
     return pl.DataFrame(rows, schema=SCHEMA).sort(

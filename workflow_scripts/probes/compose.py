@@ -162,13 +162,12 @@ def question_ids(encoder: Encoder, frame: Frame, question: str) -> tuple[int, ..
     return encoder.encode(" " * frame.question_space + question)
 
 
-def answer_ids(encoder: Encoder, prompt_ids: NDArray[np.int32], answer: str) -> tuple[int, ...]:
-    """Return the token ids with which an answer goes on from a prompt.
+def answer_ids(encoder: Encoder, last: int, answer: str) -> tuple[int, ...]:
+    """Return the token ids with which an answer goes on from a prompt, whose last token is given.
 
     A space parts it from the prompt unless that ends with white space or a special token, as chat
     templates do.
     """
-    last = int(prompt_ids[-1])
     parted = encoder.ends_with_space(last) or last in encoder.tokenizer.all_special_ids
     return encoder.encode(answer if parted else f" {answer}")
 
