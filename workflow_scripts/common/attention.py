@@ -72,6 +72,29 @@ def tapped(tap: Tap) -> Iterator[None]:
         _taps.remove(tap)
 
 
+class _Filled(Exception):  # noqa: N818  (no error: it ends a forward)
+    """The layer's keys and values are in the cache."""
+
+
+_ends: list[int] = []
+
+
+@contextmanager
+def ending_at(layer: int) -> Iterator[None]:
+    """End the forward inside the block once a layer's keys and values are in the cache.
+
+    For a forward that only fills the cache: the last layer's attention and MLP would be for nothing.
+    """
+    _ends.append(layer)
+    try:
+        yield
+    except _Filled:
+        return
+    finally:
+        _ends.pop()
+    raise AssertionError(f"the forward did not come to layer {layer}")
+
+
 def attention_weights(call: AttentionCall) -> Tensor:
     """Return softmax attention in float32, whatever the model's dtype.
 
@@ -110,6 +133,8 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Run the stock attention of a module and show the call to the taps."""
+    if _ends and _ends[-1] == module.layer_idx:
+        raise _Filled
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if softcap is None and sinks is None:
         output, _ = sdpa_attention_forward(

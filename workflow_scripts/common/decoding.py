@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from workflow_scripts.common.attention import ending_at
 from workflow_scripts.common.models import LanguageModel
 
 CHUNK_TOKENS = 1024
@@ -188,6 +189,16 @@ def _forward(
     return logits
 
 
+def fill_cache(lm: LanguageModel, ids: Tensor, cache: DynamicCache, conditions: Conditions) -> None:
+    """Extend a cache by tokens, (prompts, tokens), under all conditions; as `run_conditions`.
+
+    Nothing else comes of it, so the last layer stops at its keys and values.
+    """
+    for chunk in ids.split(CHUNK_TOKENS, dim=1) if ids.shape[1] else ():
+        with ending_at(lm.layers[-1].index):
+            _forward(lm, chunk, cache, 1, conditions)
+
+
 def run_conditions(
     lm: LanguageModel, ids: Tensor, cache: DynamicCache, keep: int, conditions: Conditions
 ) -> Tensor:
@@ -207,13 +218,12 @@ def run_conditions(
     Tensor
         Logits, shape (conditions * prompts, keep, vocabulary), condition-major.
     """
-    head, tail = ids[:, :-keep], ids[:, -keep:]
-    chunks = [chunk for chunk in head.split(CHUNK_TOKENS, dim=1) if chunk.shape[1]]
-    if chunks and chunks[-1].shape[1] + keep <= CHUNK_TOKENS:
-        tail = torch.cat([chunks.pop(), tail], 1)
-    for chunk in chunks:
-        _forward(lm, chunk, cache, 1, conditions)
-    return _forward(lm, tail, cache, keep, conditions)
+    before = ids.shape[1] - keep
+    # What is left of the last chunk runs with the tail if both fit into one.
+    rest = before % CHUNK_TOKENS
+    filled = before - rest if rest + keep <= CHUNK_TOKENS else before
+    fill_cache(lm, ids[:, :filled], cache, conditions)
+    return _forward(lm, ids[:, filled:], cache, keep, conditions)
 
 
 def keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
@@ -291,7 +301,7 @@ class PrefixRunner:
         if rest:
             self.conditions.lay_out([number], self.lm.device)
             ids = torch.tensor([rest], device=self.lm.device)
-            run_conditions(self.lm, ids, self._cache, 1, self.conditions)
+            fill_cache(self.lm, ids, self._cache, self.conditions)
         self._ids = prefix
 
     def prefix(self, ids: list[int]) -> GrowingCache:

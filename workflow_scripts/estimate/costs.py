@@ -54,14 +54,15 @@ class Stage:
 
 def forward_flops(shape: Shape, tokens: int, held: int, logits: int) -> int:
     """Return the FLOPs of running tokens behind `held` ones, in chunks, with logits of the last few."""
-    attended = sum(
-        chunk * (held + start + chunk)
-        for start in range(0, tokens, CHUNK_TOKENS)
-        for chunk in [min(CHUNK_TOKENS, tokens - start)]
-    )
-    per_layer = 2 * shape.layer_weights_used() * tokens
-    attention = 4 * shape.heads * shape.head_dim * attended
-    return shape.layers * (per_layer + attention) + 2 * shape.width * shape.vocabulary * logits
+    total = 2 * shape.width * shape.vocabulary * logits
+    for start in range(0, tokens, CHUNK_TOKENS):
+        chunk = min(CHUNK_TOKENS, tokens - start)
+        attention = 4 * shape.heads * shape.head_dim * chunk * (held + start + chunk)
+        layer = 2 * shape.layer_weights_used() * chunk + attention
+        # Chunks before the last one end at the last layer's keys and values.
+        ended = start + chunk < tokens
+        total += (shape.layers - ended) * layer + ended * 2 * shape.input_weights * chunk
+    return total
 
 
 def answer_flops(shape: Shape, prompt: int, generated: int) -> int:

@@ -41,6 +41,11 @@ class Shape:
         """Weights of the projections of one layer."""
         return 2 * self.width * self.head_dim * (self.heads + self.kv_heads)
 
+    @property
+    def input_weights(self) -> int:
+        """Weights of the query, key and value projections of one layer."""
+        return self.width * self.head_dim * (self.heads + 2 * self.kv_heads)
+
     def parameters(self) -> int:
         """Return the number of weights, without norms, biases and routers (below 0.1 %)."""
         mlp = 3 * self.width * self.mlp * self.experts

@@ -21,6 +21,7 @@ from workflow_scripts.common.decoding import (
     GrowingCache,
     PrefixRunner,
     copy_rows,
+    fill_cache,
     order_conditions,
     run_conditions,
 )
@@ -83,10 +84,10 @@ def patch_heads(
         Bound on rows times tokens that run at once.
     """
     prefix = runner.prefix(pair.clean[: pair.first])
-    outputs: dict[int, Tensor] = {}
+    outputs: dict[tuple[int, int], Tensor] = {}
 
     def keep(call: AttentionCall, output: Tensor) -> None:
-        outputs[call.layer] = output[0]
+        outputs[_piece(call)] = output[0]
 
     with tapped(keep):
         clean = _last_logits(lm, pair, pair.clean, prefix, Conditions.unchanged())[0]
@@ -114,7 +115,7 @@ def _patched_logits(
     pair: Pair,
     prefix: DynamicCache,
     heads: Sequence[Head],
-    clean: dict[int, Tensor],
+    clean: dict[tuple[int, int], Tensor],
 ) -> Tensor:
     """Return the corrupt run's logits with one head patched a row, (heads, answer, vocabulary)."""
     conditions = Conditions([layer for layer, _ in heads])
@@ -122,12 +123,17 @@ def _patched_logits(
     def patch(call: AttentionCall, output: Tensor) -> Tensor:
         for row, (layer, head) in enumerate(heads):
             if layer == call.layer:
-                output[row, :, head] = clean[layer][:, head]
+                output[row, :, head] = clean[_piece(call)][:, head]
         return output
 
     with ExitStack() as stack:
         stack.enter_context(tapped(patch))
         return _last_logits(lm, pair, pair.corrupt, prefix, conditions)
+
+
+def _piece(call: AttentionCall) -> tuple[int, int]:
+    """Return what tells the pieces of a run apart: layer and first position."""
+    return call.layer, call.key.shape[2] - call.query.shape[2]
 
 
 def _last_logits(
@@ -145,7 +151,10 @@ def _last_logits(
         cache = copy_rows(prefix, rows, pair.first)
     ids = [*prompt[pair.first :], *pair.answer[:-1]]
     tokens = torch.tensor([ids], device=lm.device)
-    return run_conditions(lm, tokens, cache, len(pair.answer), conditions).float().cpu()
+    keep = len(pair.answer)
+    # By themselves: for many heads at once, what the last layer then leaves out is worth a pass more.
+    fill_cache(lm, tokens[:, :-keep], cache, conditions)
+    return run_conditions(lm, tokens[:, -keep:], cache, keep, conditions).float().cpu()
 
 
 def _metrics(logits: Tensor, answer: Sequence[int], rival: int) -> dict[str, float]:
