@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from tiny_models import random_ids, random_model
+from tiny_models import assert_close_captures, random_ids, random_model
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -587,19 +587,7 @@ def test_capture_in_batches_equals_one_probe_at_a_time(kind: str) -> None:
     for batch_tokens in (100_000, 200):
         for found, expected in zip(run(rows, batch_tokens), alone, strict=True):
             assert (found.status, found.generation) == (expected.status, expected.generation)
-            for part in ("by_region", "peak", "dense"):
-                values, others = getattr(found.capture, part), getattr(expected.capture, part)
-                assert values.keys() == others.keys()
-                for name in values:
-                    assert values[name].shape == others[name].shape
-                    np.testing.assert_allclose(values[name], others[name], rtol=1e-4, atol=1e-5)
-            for name in ("argmax", "top10_in_needle", "step", "token", "length"):
-                np.testing.assert_array_equal(
-                    getattr(found.capture, name), getattr(expected.capture, name)
-                )
-            np.testing.assert_allclose(
-                found.capture.topn_needle_alpha, expected.capture.topn_needle_alpha, atol=1e-5
-            )
+            assert_close_captures(found.capture, expected.capture)
 
 
 def test_capture_in_halves_is_the_same_and_a_prompt_that_fits_nowhere_is_out_of_memory(

@@ -45,7 +45,7 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(CONTENT) if status == 200 else 0))
         self.end_headers()
         if status == 200 and self.command == "GET":
-            self.wfile.write(CONTENT)
+            self.wfile.write(CONTENT[:5] if name == "broken" else CONTENT)
 
     do_HEAD = do_GET
 
@@ -142,6 +142,13 @@ def test_a_web_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
     source = {"url": "http://127.0.0.1:9/x", "revision": COMMIT, "file": "f.json"}
     with pytest.raises(UserError, match="http://127.0.0.1:9/x/.*/f.json: cannot be fetched .*path"):
         fetched(tmp_path, source)
+
+
+def test_a_file_that_breaks_off_is_named_and_not_kept(tmp_path: Path, address: str) -> None:
+    source = {"url": f"{address}/owner/broken", "revision": COMMIT, "file": "f.json"}
+    with pytest.raises(UserError, match=rf"broken/{COMMIT}/f.json: cannot be fetched .*18 bytes"):
+        fetched(tmp_path, source)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_pinned_remote_file_means_the_same_as_its_copy(tmp_path: Path) -> None:

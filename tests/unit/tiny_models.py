@@ -145,3 +145,16 @@ def capture_of(
     answer = Answer(prompt, generated, steps, regions, needle)
     (capture,) = score_block(lm, cache, [answer], directions)
     return capture
+
+
+def assert_close_captures(found: Capture, expected: Capture) -> None:
+    """Compare two captures of one probe: floats to rounding, counts and positions exactly."""
+    for part in ("by_region", "peak", "dense"):
+        values, others = getattr(found, part), getattr(expected, part)
+        assert values.keys() == others.keys()
+        for name in values:
+            assert values[name].shape == others[name].shape
+            np.testing.assert_allclose(values[name], others[name], rtol=1e-4, atol=1e-5)
+    for name in ("argmax", "top10_in_needle", "step", "token", "length"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    np.testing.assert_allclose(found.topn_needle_alpha, expected.topn_needle_alpha, atol=1e-5)

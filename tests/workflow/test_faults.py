@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -16,17 +17,16 @@ from snakemake_project import DEADLINE_S, TARGET, Project, copied_project, with_
 from test_reruns import NOTHING
 
 HEADS = "results/tiny/heads.parquet"
-# Which signal ends the first worker of each script.
-KILLS = {
-    "tokenize_probes": signal.SIGTERM,
-    "capture": signal.SIGTERM,
-    "calibrate": signal.SIGKILL,
-    "score": signal.SIGTERM,
-    "collect_heads": signal.SIGKILL,
-    "select_heads": signal.SIGTERM,
-    "generate": signal.SIGTERM,
-    "tabulate": signal.SIGKILL,
-}
+SCRIPTS = (
+    "tokenize_probes",
+    "capture",
+    "calibrate",
+    "score",
+    "collect_heads",
+    "select_heads",
+    "generate",
+    "tabulate",
+)
 
 
 def workers(process: subprocess.Popen[bytes]) -> Iterator[tuple[str, int]]:
@@ -41,19 +41,22 @@ def workers(process: subprocess.Popen[bytes]) -> Iterator[tuple[str, int]]:
             yield Path(command[1]).name.split(".")[-2], child.pid
 
 
-def killed_workers(process: subprocess.Popen[bytes], left: set[str]) -> set[str]:
-    """Kill the first worker of each script that is left, until the run ends; return which."""
-    killed: set[str] = set()
+def killed_workers(
+    process: subprocess.Popen[bytes], left: set[tuple[str, signal.Signals]]
+) -> set[tuple[str, signal.Signals]]:
+    """Kill a worker of each script that is left, by each signal, until the run ends; return which."""
+    killed: dict[int, tuple[str, signal.Signals]] = {}
     deadline = time.monotonic() + DEADLINE_S
     while process.poll() is None:
         assert time.monotonic() < deadline
         for script, pid in workers(process):
-            if script in left - killed:
+            due = sorted(kill for kill in left - set(killed.values()) if kill[0] == script)
+            if due and pid not in killed:
                 with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(pid, KILLS[script])
-                    killed.add(script)
+                    os.kill(pid, due[0][1])
+                    killed[pid] = due[0]
         time.sleep(0.005)
-    return killed
+    return set(killed.values())
 
 
 def store_times(project: Project) -> dict[str, int]:
@@ -65,7 +68,7 @@ def store_times(project: Project) -> dict[str, int]:
 def test_workers_killed_at_every_stage_lose_only_their_own_work(fewer_answers, tmp_path):
     project = copied_project(tmp_path / "project")
     project.edit_config(with_fewer_answers)
-    left = set(KILLS)
+    left = set(itertools.product(SCRIPTS, (signal.SIGTERM, signal.SIGKILL)))
     while left:
         before = store_times(project)
         with project.started(project.command(TARGET)) as process:

@@ -50,6 +50,21 @@ def test_a_dry_run_of_the_paper_lists_every_job(bare, tmp_path):
     assert not (bare.folder / "results").exists()
 
 
+def test_what_the_paper_s_models_cost_is_stated_without_a_network(tmp_path):
+    project = copied_project(tmp_path / "project")
+    (project.folder / "config.yaml").write_bytes((ROOT / "config.yaml").read_bytes())
+    run = project.run("estimate", *PAPER, env=offline(tmp_path))
+    assert run.code == 0, run.text
+    assert run.jobs == {"estimate": 1}
+    page = (project.folder / "results/estimate.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    totals = {row[0]: row[4] for row in rows if len(row) > 1 and row[1] == "all"}
+    assert set(totals) == {*MODELS, "smollm2-135m"}
+    # By hand, 36 layers: 2 * 36 * (2 * 4096 * 128 * (32 + 8) + 3 * 4096 * 12288) + 4 * 151936 * 4096.
+    assert totals["qwen3-8b"].endswith("weights 16.4")
+    assert page in run.text
+
+
 def test_the_paper_s_settings_are_those_of_its_public_code():
     paper = yaml.safe_load((ROOT / "config/paper.yaml").read_text(encoding="utf-8"))
     assert set(paper["models"]) == {*MODELS, "smollm2-135m"}

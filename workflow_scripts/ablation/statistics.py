@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow_scripts.scores.intervals import LEVEL, RESAMPLES
+from workflow_scripts.scores.intervals import RESAMPLES, percentile_interval
 
 Floats = NDArray[np.float64]
 
@@ -75,15 +75,14 @@ def resampled_means(values: Floats, resamples: int, seed: int) -> Floats:
     return means
 
 
-def _percentile_interval(resampled: Floats) -> tuple[float, float]:
-    tail = 100 * (1 - LEVEL) / 2
-    low, high = np.percentile(resampled, [tail, 100 - tail])
+def _interval_of(resampled: Floats) -> tuple[float, float]:
+    low, high = percentile_interval(resampled)
     return float(low), float(high)
 
 
 def bootstrap_interval(values: Floats, seed: int) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of a mean over probes."""
-    return _percentile_interval(resampled_means(values, RESAMPLES, seed))
+    return _interval_of(resampled_means(values, RESAMPLES, seed))
 
 
 def relative_to(
@@ -97,7 +96,7 @@ def relative_to(
     if baseline.mean() == 0:
         return None, None, None
     below, above = (resampled_means(v, RESAMPLES, seed) for v in (baseline, values))
-    low, high = _percentile_interval(above[below != 0] / below[below != 0])
+    low, high = _interval_of(above[below != 0] / below[below != 0])
     return float(values.mean() / baseline.mean()), low, high
 
 
@@ -127,7 +126,7 @@ def paired_difference(condition: Floats, reference: Floats, seed: int) -> Differ
     # never 0 (Davison and Hinkley 1997, chapter 4).
     tail = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
     p_value = min(1.0, 2 * (tail + 1) / (TEST_RESAMPLES + 1))
-    return Difference(float(differences.mean()), *_percentile_interval(resampled), p_value)
+    return Difference(float(differences.mean()), *_interval_of(resampled), p_value)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -188,7 +187,7 @@ def dissociation(
             1 - np.divide(after, base, out=np.full(RESAMPLES, np.nan), where=defined)
         )
     scores = resampled_lost[0] - resampled_lost[1]
-    low, high = _percentile_interval(scores[~np.isnan(scores)])
+    low, high = _interval_of(scores[~np.isnan(scores)])
     return Dissociation(float(lost[0] - lost[1]), low, high)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def fetch(source: dict[str, str], path: Path) -> str:
                 path.open("wb") as file,
             ):
                 shutil.copyfileobj(answer, file)
-        except OSError as error:
+                if answer.length:  # reading in pieces does not notice
+                    raise EOFError(f"it broke off {answer.length} bytes before its end")
+        except (OSError, EOFError, HTTPException) as error:
             raise UserError(
                 f"{name}: cannot be fetched ({error}); check the address and the network, or {INSTEAD}"
             ) from None
