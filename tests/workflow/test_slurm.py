@@ -113,15 +113,15 @@ def test_a_job_asks_for_its_model_s_gpus_memory_and_time_and_for_more_when_sent_
     assert not [job for job in others if "TresPerJob" in job]
 
 
-def test_several_shards_are_one_job_if_grouped(cluster, finished, project):
+def test_several_shards_are_one_job_if_asked_for(cluster, finished, project):
     shards = sorted((project.folder / "results/store/tiny/activations").rglob("*.zarr.zip"))
     assert len(shards) == 2
     for shard in shards:
         shard.unlink()
+    project.edit_config(lambda config: config["models"]["tiny"].update(shards_per_job=2))
     targets = [shard.relative_to(project.folder).as_posix() for shard in shards]
-    group = "--groups capture=shards --group-components shards=2".split()
     earlier = len(cluster.jobs())
-    with started(cluster, project, *group, "--", *targets):
+    with started(cluster, project, *targets):
         pass
     assert [job["JobState"] for job in cluster.jobs()[earlier:]] == ["COMPLETED"]
     assert project.tables() == finished[0].tables()

@@ -28,7 +28,14 @@ from workflow_scripts.common.models import (
     source_of_rule,
 )
 from workflow_scripts.common.script import log, run_script
-from workflow_scripts.common.shards import write_shard
+from workflow_scripts.common.shards import (
+    is_waiting,
+    manifest_of,
+    place_shard,
+    shard_name,
+    waiting_path,
+    write_shard,
+)
 from workflow_scripts.lenses.layouts import read_lens
 
 
@@ -53,44 +60,67 @@ def attributes(
 
 
 def main(snakemake: Any) -> None:
-    """Write the shard named by the `shard` wildcard, and its manifest."""
-    started = time.monotonic()
-    config = snakemake.config
+    """Write the shards of a job that are not there, and their manifests.
+
+    Snakemake deletes the outputs of a job that fails. So each shard waits beside its place until the
+    last is made: a job that is sent again goes on from there.
+    """
     spec = json.loads(snakemake.params.spec)
+    missing = [path for path in map(Path, snakemake.output.shards) if not path.exists()]
+    unmade = [path for path in missing if not is_waiting(path, spec)]
+    if unmade:
+        make_shards(snakemake, unmade, spec)
+    for path in missing:
+        place_shard(path)
+
+
+def make_shards(snakemake: Any, paths: list[Path], spec: dict[str, Any]) -> None:
+    """Load the model and write shards where they wait for their place."""
+    started = time.monotonic()
     table = read_table(snakemake.input.probes, kind="probes", spec=spec["probes"])
-    probes = shard_rows(table, snakemake.wildcards.shard)
     positions = most_positions(load_config(source_of_rule(snakemake)))
+    row = snakemake.config["models"][snakemake.wildcards.model]
+    dataset = snakemake.wildcards.dataset
     lm = model_of_rule(snakemake)
     if "tuned_lens" in spec["directions"]:
         width = lm.unembedding().shape[1]
         lm.lens = read_lens(snakemake.input.lens[0], len(lm.layers), width)
-    log.info("capture %s: %d probes on %s", snakemake.output.shard, probes.height, lm.device)
-    with tqdm(total=probes.height, desc="capture", unit="probe", file=sys.stderr) as bar:
-        results = capture_probes(
-            lm,
-            probes,
-            directions=spec["directions"],
-            batch_tokens=config["models"][snakemake.wildcards.model]["batch_tokens"],
-            max_length=positions,
-            progress=bar.update,
+    for path in paths:
+        shard = shard_name(path)
+        probes = shard_rows(table, shard)
+        log.info("capture %s: %d probes on %s", path, probes.height, lm.device)
+        with tqdm(total=probes.height, desc="capture", unit="probe", file=sys.stderr) as bar:
+            results = capture_probes(
+                lm,
+                probes,
+                directions=spec["directions"],
+                batch_tokens=row["batch_tokens"],
+                max_length=positions,
+                progress=bar.update,
+            )
+        max_skipped = snakemake.config["probes"][dataset]["max_skipped"]
+        refuse_mostly_skipped(results, max_skipped, f"probes {dataset}, shard {shard}")
+        statuses = Counter(result.status for result in results)
+        log.info("statuses: %s", dict(sorted(statuses.items())))
+        arrays = shard_arrays(results)
+        arrays["region_length"] = region_lengths(results, probes)
+        waiting = waiting_path(path)
+        write_shard(
+            waiting,
+            manifest_of(waiting),
+            arrays,
+            attributes(lm, results, probes),
+            spec,
+            device=str(lm.device),
+            wall_seconds=round(time.monotonic() - started, 1),
         )
-    name = f"probes {snakemake.wildcards.dataset}, shard {snakemake.wildcards.shard}"
-    max_skipped = config["probes"][snakemake.wildcards.dataset]["max_skipped"]
-    refuse_mostly_skipped(results, max_skipped, name)
-    statuses = Counter(result.status for result in results)
-    log.info("statuses: %s", dict(sorted(statuses.items())))
-    arrays = shard_arrays(results)
-    arrays["region_length"] = region_lengths(results, probes)
-    write_shard(
-        Path(snakemake.output.shard),
-        Path(snakemake.output.manifest),
-        arrays,
-        attributes(lm, results, probes),
-        spec,
-        device=str(lm.device),
-        wall_seconds=round(time.monotonic() - started, 1),
-    )
+        started = time.monotonic()
 
 
 if __name__ == "__main__":
-    run_script(main, snakemake)  # type: ignore[name-defined]  # noqa: F821
+    outputs = snakemake.output  # type: ignore[name-defined]  # noqa: F821
+    run_script(
+        main,
+        snakemake,  # type: ignore[name-defined]  # noqa: F821
+        artifacts=zip(outputs.shards, outputs.manifests, strict=True),
+    )

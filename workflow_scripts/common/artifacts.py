@@ -54,15 +54,21 @@ def atomic_path(path: str | Path, *, exclusive: bool = False) -> Iterator[Path]:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         if exclusive:
-            _rename_if_free(temporary, target)
+            rename_if_free(temporary, target)
         else:
             os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _rename_if_free(temporary: Path, target: Path) -> None:
-    """Give a file a second name; raise FileExistsError if it is taken."""
+def rename_if_free(temporary: Path, target: Path) -> None:
+    """Give a file a second name, its only one where the file system knows no links.
+
+    Raises
+    ------
+    FileExistsError
+        If the name is taken.
+    """
     try:
         os.link(temporary, target)
     except FileExistsError:

@@ -7,7 +7,7 @@ devices, batch sizes, source text or times. Expensive artifacts lie under the ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -284,10 +284,29 @@ def lens_texts(config: Config, model: str) -> list[str]:
     return [path.as_posix() for source in texts for path in haystack_paths(source)]
 
 
-def shard_names(config: Config, dataset: str) -> list[str]:
+def shard_names(count: int) -> list[str]:
     """Return the names of a dataset's shards, such as "000-of-002"."""
-    count = config["probes"][dataset]["shards"]
     return [f"{index:03d}-of-{count:03d}" for index in range(count)]
+
+
+def capture_rules(config: Config) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield the rules that make shards: name, the models they are for, and the shards of a job.
+
+    Where a job makes one shard, a single rule with a wildcard makes all. The shards of a larger job are
+    named in a rule of its own, as no wildcard can count.
+    """
+    models_of_size: dict[int, list[str]] = {}
+    for model, row in config["models"].items():
+        models_of_size.setdefault(row["shards_per_job"], []).append(model)
+    counts = sorted({row["shards"] for row in config["probes"].values()})
+    for size, models in models_of_size.items():
+        if size == 1:
+            yield "capture", models, ["{shard}"]
+            continue
+        for names in map(shard_names, counts):
+            for start in range(0, len(names), size):
+                name = f"capture_{size}_from_{names[start].replace('-', '_')}"
+                yield name, models, names[start : start + size]
 
 
 def probes_file(config: Config, model: str, dataset: str) -> str:
@@ -298,7 +317,7 @@ def probes_file(config: Config, model: str, dataset: str) -> str:
 def shard_files(config: Config, model: str, dataset: str) -> list[tuple[str, str]]:
     """Return the shards of a dataset, each with its manifest, as paths within a store."""
     folder = f"{model}/activations/{dataset}/{key_of(activations_spec(config, model, dataset))}"
-    names = shard_names(config, dataset)
+    names = shard_names(config["probes"][dataset]["shards"])
     return [(f"{folder}/{name}.zarr.zip", f"{folder}/{name}.json") for name in names]
 
 

