@@ -33,7 +33,7 @@ rule take_apart:
         shards=lambda wildcards: ancient(
             shards_of(wildcards.model, config["traces"][wildcards.trace]["dataset"])
         ),
-        tokenizer=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
+        model=lambda wildcards: ancient(converted(wildcards.model, TOKENIZER_FILES)),
     output:
         heads="results/{model}/traces/{trace}.heads.parquet",
         tokens="results/{model}/traces/{trace}.tokens.parquet",

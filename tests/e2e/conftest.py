@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import add_trace, compare_page, hostile_trace, report_page
+from pages import add_trace, compare_page, hostile_trace, report_page, use_converted_model
 from selenium import webdriver
 
 from tests.workflow.snakemake_project import Project, copied_project
@@ -18,6 +18,7 @@ from tests.workflow.snakemake_project import Project, copied_project
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A run of the planted model up to its pages; its spaces are in every path."""
     project = copied_project(tmp_path_factory.mktemp("pages") / "a project")
+    use_converted_model(project)
     add_trace(project)
     project.make("results/tiny/report.html")
     project.make("results/compare.html")

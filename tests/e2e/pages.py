@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import polars as pl
 
 from tests.workflow.snakemake_project import Project
 from workflow_scripts.common.artifacts import read_provenance, write_table
-from workflow_scripts.common.layout import task_metrics
+from workflow_scripts.common.layout import converted_files, task_metrics
 from workflow_scripts.report import compare_models, write_page, write_trace
 
 HOSTILE = "<img src=x onerror=\"document.title='broken in'\"></script><!--"
@@ -22,6 +23,24 @@ class Inputs(SimpleNamespace):
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+
+def use_converted_model(project: Project) -> None:
+    """Have the planted model come from a wheel, as the default model does, converted already."""
+
+    def edit(config: dict[str, Any]) -> None:
+        source = {"wheel": "planted==1.0", "sha256": "0" * 64, "file": "planted.gguf"}
+        config["models"]["tiny"]["source"] = source
+        planted = project.folder / "data/models/tiny"
+        for name in converted_files(config, "tiny"):
+            file = project.folder / config["store"] / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if (planted / file.name).exists():
+                shutil.copy(planted / file.name, file)
+            else:  # it has no chat template; this one adds nothing
+                file.write_text("{{ messages[0].content }}", encoding="utf-8")
+
+    project.edit_config(edit)
 
 
 def add_trace(project: Project) -> None:
@@ -108,7 +127,6 @@ def _spec(project: Path) -> str:
     import yaml
 
     config = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
-    config["models"]["tiny"]["source"]["folder"] = str(project / "data/models/tiny")
     for row in config["tasks"].values():
         row.setdefault("role", "control")
     return json.dumps(config)
