@@ -28,10 +28,14 @@ def render(template: str, *, folder: Path = TEMPLATES, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["words"] = lambda name: name.replace("_", " ")
-    environment.filters["share"] = "{:.2f}".format
+    environment.filters["share"] = lambda value: _with_minus(f"{value:.2f}")
     environment.filters["mib"] = lambda value: f"{value / 2**20:,.1f} MiB"
-    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
+    environment.filters["percent"] = lambda value: _with_minus(f"{100 * value:.1f} %")
     return environment.get_template(template).render(values)
+
+
+def _with_minus(number: str) -> str:
+    return number.replace("-", "\N{MINUS SIGN}")
 
 
 def head_data(heads: pl.DataFrame) -> dict[str, Any]:

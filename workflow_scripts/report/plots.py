@@ -228,7 +228,9 @@ def _grid(values: Floats, score: str, unit: str, prefix: str = "") -> Figure:
     )
     extend = {(0, 0): "neither", (1, 0): "max", (0, 1): "min", (1, 1): "both"}
     beyond = (int(np.nanmax(values) > limit), int(np.nanmin(values) < -limit))
-    bar = _colour_bar(mesh, axes, prefix + _with_unit(score), extend=extend[beyond], pad=0.02)
+    # In two lines: the figure of few KV groups is low.
+    label = (prefix + _with_unit(score)).replace(" (", "\n(")
+    bar = _colour_bar(mesh, axes, label, extend=extend[beyond], pad=0.02)
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("layer")
     axes.set_ylabel(unit)
@@ -313,18 +315,31 @@ def scatter(heads: pl.DataFrame, score: str) -> Figure:
             label=f"top {TOP} of {name}",
             gid=_gid("best", name),
         )
-    for layer, head in {*series.best_heads(heads, score, 3), *series.best_heads(heads, main, 3)}:
-        axes.annotate(
-            f"{layer}-{head}",
-            (x[layer, head], y[layer, head]),
-            xytext=(5, 5),
-            textcoords="offset points",
-            fontsize=7,
-        )
+    best = {*series.best_heads(heads, score, 3), *series.best_heads(heads, main, 3)}
+    _name_heads(axes, {(layer, head): (x[layer, head], y[layer, head]) for layer, head in best})
     axes.set_xlabel(_with_unit(score))
     axes.set_ylabel(_with_unit(main))
     axes.legend(loc="best")
     return figure
+
+
+def _name_heads(axes: Axes, places: dict[tuple[int, int], tuple[float, float]]) -> None:
+    """Name some heads at the right of the axes, one below the other: the best lie close together."""
+    axes.get_xlim(), axes.get_ylim()  # settles the scales that the heights are taken from
+    free = 1.0
+    for (layer, head), place in sorted(places.items(), key=lambda item: (-item[1][1], item[0])):
+        height = (axes.transData + axes.transAxes.inverted()).transform(place)[1]
+        free = min(free, height)
+        axes.annotate(
+            f"{layer}-{head}",
+            place,
+            xytext=(1.04, free),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=7,
+            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "#666666"},
+        )
+        free -= 0.055
 
 
 def distribution(heads: pl.DataFrame, score: str) -> Figure:
