@@ -103,6 +103,7 @@ def test_a_valid_config_is_completed_by_defaults_and_left_as_it_was(config: Conf
         "batch_tokens": 8192,
         "threads": 1,
         "gpus": 1,
+        "shards_per_job": 1,
         "runtime": 240,
         "mem_mb": 6000,
         "trust_remote_code": False,

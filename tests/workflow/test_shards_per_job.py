@@ -58,7 +58,7 @@ def test_a_killed_job_goes_on_with_the_shard_that_it_was_at(finished, clone):
     two_a_job(clone)
     folder = next((clone.folder / "results/store/tiny/activations/nolima").iterdir())
     shutil.rmtree(folder)
-    first = folder / ".tmp-waiting" / "000-of-002.zarr.zip"
+    first = folder / ".tmp-waiting-000-of-002.zarr.zip"
     with clone.started(clone.command(HEADS)) as process:
         deadline = time.monotonic() + DEADLINE_S
         while not first.exists():

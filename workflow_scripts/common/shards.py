@@ -184,7 +184,7 @@ def shard_name(path: str | Path) -> str:
 def waiting_path(path: str | Path) -> Path:
     """Return where a finished shard of an unfinished job waits for its place, its manifest beside it."""
     path = Path(path)
-    return path.parent / ".tmp-waiting" / path.name
+    return path.with_name(f".tmp-waiting-{path.name}")
 
 
 def is_waiting(path: str | Path, spec: Any) -> bool:
@@ -207,8 +207,6 @@ def place_shard(path: str | Path) -> None:
         waiting.replace(path)
     if path.exists():
         _remove(waiting)
-        with suppress(OSError):
-            waiting.parent.rmdir()
 
 
 def _remove(path: Path) -> None:
