@@ -44,7 +44,9 @@ const shared = (() => {
       cells[index].tabIndex = 0;
       choose(index);
     };
-    map.style.setProperty("--cell", `${Math.max(12, Math.min(26, Math.floor(640 / layers)))}px`);
+    // On a phone too all layers shall be in view; 32 for the page's margins, 32 for the names of heads, 1 between cells.
+    const room = Math.min(680, document.documentElement.clientWidth - 32) - 32;
+    map.style.setProperty("--cell", `${Math.max(8, Math.min(26, Math.floor(room / layers) - 1))}px`);
     const label = (n, every) => (n % every ? "" : String(n));
     const heading = element("tr", {}, [element("th", { ariaLabel: "head" })]);
     for (let layer = 0; layer < layers; layer += 1) {
