@@ -97,6 +97,16 @@ def overlay(folder: Path, value: dict[str, Any]) -> list[str]:
             ["scores.locos"],
             id="formula that is no SQL",
         ),
+        pytest.param(
+            {"scores": {"locos": {"formula": "(SELECT count(*) FROM read_csv('/etc/passwd'))"}}},
+            ["scores.locos"],
+            id="formula that reads a file",
+        ),
+        pytest.param(
+            {"models": {"../outside": {"source": {"folder": "data/models/tiny"}}}},
+            ["models", "'../outside'"],
+            id="name that leaves the results",
+        ),
     ],
 )
 def test_a_bad_config_is_one_line_that_names_the_key(bare, tmp_path, no_torch, value, words):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from snakemake_project import TARGET, Project, Run, copied_project, environment
 from test_reruns import expensive
 
+from tests.unit.test_sharing import Handler
 from workflow_scripts.common.artifacts import read_provenance, write_table
 from workflow_scripts.sharing.archive import format_archive
 from workflow_scripts.sharing.list_shards import archive_rows
@@ -255,16 +257,24 @@ def test_a_pack_is_placed_and_nothing_is_made_again(finished, project, colleague
     assert colleague.tables() == finished[0].tables()
 
 
+@contextmanager
+def published(
+    store: Path, handler: type[SimpleHTTPRequestHandler], query: str = ""
+) -> Iterator[str]:
+    """Serve the shards of a store, and yield their table."""
+    in_store = partial(handler, directory=str(store))
+    with ThreadingHTTPServer(("127.0.0.1", 0), in_store) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/{{path}}{query}"
+        yield format_archive(archive_rows(store, url))
+        server.shutdown()
+
+
 @pytest.fixture
 def archive(finished: tuple[Project, Run]) -> Iterator[str]:
     """The table of the finished run's shards on a web server."""
-    store = finished[0].folder / "results/store"
-    handler = partial(SimpleHTTPRequestHandler, directory=str(store))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/{{path}}"
-        yield format_archive(archive_rows(store, url))
-        server.shutdown()
+    with published(finished[0].folder / "results/store", SimpleHTTPRequestHandler) as table:
+        yield table
 
 
 def use_archive(project: Project, table: str) -> None:
@@ -278,6 +288,16 @@ def test_published_shards_are_scored_without_a_model(finished, colleague, archiv
     assert colleague.make(HEADS).jobs == {"download": 2, "score": 2, "collect_heads": 1}
     store = {k: v for k, v in finished[0].tables().items() if "activations" in k}
     assert store.items() <= colleague.tables().items()
+    assert colleague.tables()["tiny/heads.parquet"] == finished[0].tables()["tiny/heads.parquet"]
+
+
+def test_a_download_that_breaks_off_goes_on(finished, colleague):
+    handler = type("Cutting", (Handler,), {"requests": []})
+    with published(finished[0].folder / "results/store", handler, "?cut") as table:
+        use_archive(colleague, table)
+        run = colleague.run("--cores", "1", HEADS)  # only the very first request is cut
+    assert run.code == 0 and "; check the address and the network, and run again" in run.text
+    assert len([request for request in handler.requests if "bytes=" in request]) == 1
     assert colleague.tables()["tiny/heads.parquet"] == finished[0].tables()["tiny/heads.parquet"]
 
 
